@@ -1,0 +1,116 @@
+"""Configuration files: YAML (or JSON) in, YAML and JSON out.
+
+Precedence: defaults < the file (and what it names in ``extends``) < overrides on the command line.
+"""
+
+from __future__ import annotations
+
+import re
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from rlhf_core.config.fields import validate
+from rlhf_core.config.overrides import merge
+from rlhf_core.config.trial import TrialConfig
+from rlhf_core.errors import ConfigError, nearest
+
+
+class _Loader(yaml.SafeLoader):
+    """SafeLoader that reads ``1e-5`` as a number and refuses a key written twice."""
+
+
+# YAML 1.1 wants a dot in a float; people write learning rates without one.
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(r"^[-+]?(\d[\d_]*)(\.[\d_]*)?([eE][-+]?\d+)$|^[-+]?\.\d+([eE][-+]?\d+)?$"),
+    list("-+0123456789."),
+)
+
+
+def _mapping(loader: _Loader, node: yaml.MappingNode) -> dict[Any, Any]:
+    seen: set[Any] = set()
+    for key_node, _ in node.value:
+        key = loader.construct_object(key_node, deep=True)
+        if key in seen:
+            raise yaml.constructor.ConstructorError(
+                None, None, f"key {key!r} is written twice", key_node.start_mark
+            )
+        seen.add(key)
+    return yaml.SafeLoader.construct_mapping(loader, node, deep=True)
+
+
+_Loader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _mapping)
+
+
+def parse_yaml(text: str, source: str) -> Any:
+    """Plain values of a YAML text; a syntax error becomes one line with its place."""
+    try:
+        return yaml.load(text, _Loader)  # noqa: S506 - a SafeLoader
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        place = f" line {mark.line + 1} column {mark.column + 1}" if mark else ""
+        what = getattr(error, "problem", None) or "it cannot be read"
+        raise ConfigError(f"{source}:{place} is no valid YAML: {what}") from None
+
+
+def read_mapping(path: Path) -> dict[str, Any]:
+    """The mapping a YAML or JSON file holds.
+
+    Raises:
+        ConfigError: If the file is missing, unreadable, no YAML, or holds anything but a mapping.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
+        raise ConfigError(f"{path}: cannot be read: {reason}") from None
+    values = parse_yaml(text, str(path))
+    if not isinstance(values, dict):
+        kind = "is empty" if values is None else f"is a {type(values).__name__}"
+        raise ConfigError(f"{path}: a configuration is a mapping of keys to values, but this {kind}")
+    return values
+
+
+def preset_names() -> tuple[str, ...]:
+    """Names of the trial presets that come with the package."""
+    folder = resources.files("rlhf_core.config") / "presets"
+    return tuple(sorted(f.name[:-5] for f in folder.iterdir() if f.name.endswith(".yaml")))
+
+
+def load_preset(name: str) -> dict[str, Any]:
+    """Plain values of the trial preset ``name``."""
+    if name not in preset_names():
+        raise ConfigError(
+            f"no trial preset {name!r}; there are {', '.join(preset_names())}"
+            + nearest(name, preset_names())
+        )
+    text = (resources.files("rlhf_core.config") / "presets" / f"{name}.yaml").read_text("utf-8")
+    values: dict[str, Any] = parse_yaml(text, name)
+    return values
+
+
+def resolve_trial(values: dict[str, Any] | str, source: str) -> TrialConfig:
+    """A ``TrialConfig`` from a preset's name, or from values that may name one in ``extends``."""
+    if isinstance(values, str):
+        values = {"extends": values}
+    values = dict(values)
+    base = values.pop("extends", None)
+    if base is not None:
+        if not isinstance(base, str):
+            raise ConfigError(f"{source}: extends is the name of a trial preset, but is {base!r}")
+        values = merge(load_preset(base), values)
+    return validate(TrialConfig, values, source)
+
+
+def load_trial(path: Path) -> TrialConfig:
+    """The ``TrialConfig`` of a YAML or JSON file."""
+    return resolve_trial(read_mapping(path), str(path))
+
+
+def dump_yaml(config: TrialConfig, header: str = "") -> str:
+    """``config`` as YAML, every option written, ``header`` as comment lines above."""
+    comment = "".join(f"# {line}\n" if line else "#\n" for line in header.splitlines())
+    return comment + yaml.safe_dump(config.model_dump(), sort_keys=False, allow_unicode=True)

@@ -1,0 +1,293 @@
+"""``TrialConfig``: everything that one PPO-RLHF trial depends on.
+
+A trial is a ``TrialConfig`` plus ``{dotted key: value}`` (see ``overrides``). Every option carries a
+description, a unit and its bounds, from which the JSON schema and the reference page are made.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import model_validator
+
+from rlhf_core.config.fields import Group, group, option
+
+ROLES = ("rollout", "learner", "critic", "reference", "reward")
+
+
+class ModelConfig(Group):
+    policy: str | None = option(
+        None, "Policy: local Hugging Face folder or hub id; null takes the task's."
+    )
+    reference: str | None = option(
+        None, "Reference policy: folder or hub id; null is the policy at its start."
+    )
+    critic_init: Literal["reward", "policy"] = option(
+        "reward",
+        "Initial weights of the critic: the reward model where its tokenizer is the policy's, "
+        "or the policy with a zero value head.",
+    )
+    dtype: Literal["float32", "bfloat16"] = option("float32", "Type of the weights.")
+    device: Literal["auto", "cpu", "cuda"] = option(
+        "auto", "Where tensors live; auto takes a GPU when the process was given one."
+    )
+
+
+class DataConfig(Group):
+    task: str | None = option(
+        "builtin:reviews",
+        "'builtin:NAME', or a folder written by `rlhf-sweep prepare`; gives every model, reward "
+        "and prompt file that is not named.",
+    )
+    prompts: str | None = option(
+        None, "Training prompts: .txt (one a line) or .jsonl with a 'prompt'; null takes the task's."
+    )
+    eval_prompts: str | None = option(
+        None, "Prompts for evaluation, never trained on; null takes the task's."
+    )
+    test_prompts: str | None = option(
+        None, "Prompts for the final judgement only; null takes the task's."
+    )
+    max_prompt_tokens: int = option(
+        64, "Longer prompts lose their beginning.", unit="tokens", ge=1, le=131072
+    )
+    chat_template: Literal["auto", "off"] = option(
+        "auto", "auto renders prompts through the tokenizer's chat template where it has one."
+    )
+
+
+class RewardConfig(Group):
+    model: str | None = option(
+        None, "Reward model: folder or hub id of a sequence classifier; null takes the task's."
+    )
+    function: str | None = option(
+        None, "Import path 'package.module:function' of a reward used instead of a model."
+    )
+    heldout_model: str | None = option(None, "Sequence classifier that is measured, never optimised.")
+    heldout_function: str | None = option(
+        None, "Import path of a reward that is measured, never optimised."
+    )
+    workers: int = option(
+        1,
+        "CPU processes that run reward functions; 0 runs them inside the reward role.",
+        unit="processes",
+        ge=0,
+        le=256,
+    )
+    timeout_s: float = option(
+        300.0, "A reward function slower than this fails the trial.", unit="s", gt=0
+    )
+    clip: float | None = option(
+        None, "Scores are clipped to [-clip, clip] before the KL penalty; null: never.", gt=0
+    )
+    missing_eos_penalty: float = option(
+        0.0, "Subtracted from the score of a response without end-of-sequence.", ge=0
+    )
+
+
+class RolloutConfig(Group):
+    prompts_per_iteration: int = option(64, "Prompts in one iteration.", unit="prompts", ge=1)
+    samples_per_prompt: int = option(1, "Responses to each prompt.", unit="responses", ge=1)
+    max_new_tokens: int = option(24, "Longest response.", unit="tokens", ge=1, le=131072)
+    temperature: float = option(1.0, "Sampling temperature, used in training as well.", gt=0, le=10)
+    chunk_size: int = option(
+        64, "Prompts sent to a rollout worker at a time; part of the result.", unit="prompts", ge=1
+    )
+
+
+class KLConfig(Group):
+    coef: float = option(0.05, "Weight of the per-token KL penalty in the reward.", ge=0, le=100)
+    controller: Literal["fixed", "adaptive"] = option(
+        "fixed", "adaptive moves the coefficient towards the target."
+    )
+    target: float = option(6.0, "Target of the adaptive controller.", unit="nats/response", gt=0)
+    horizon: int = option(
+        10000, "Episodes over which the adaptive controller corrects.", unit="episodes", ge=1
+    )
+    estimator: Literal["k1", "k2", "k3"] = option("k1", "Per-token estimator of the KL penalty.")
+
+
+class PPOConfig(Group):
+    gamma: float = option(1.0, "Discount.", gt=0, le=1)
+    lam: float = option(0.95, "Lambda of GAE.", ge=0, le=1)
+    clip_range_low: float = option(0.2, "The ratio is clipped below at 1 - this.", gt=0, lt=1)
+    clip_range_high: float = option(0.2, "The ratio is clipped above at 1 + this.", gt=0, le=10)
+    value_clip_range: float | None = option(
+        0.2, "Values may move this far from the old ones; null: unclipped.", gt=0
+    )
+    epochs: int = option(2, "Passes over each rollout batch.", ge=1, le=64)
+    minibatches: int = option(1, "Optimiser steps in each pass.", ge=1, le=4096)
+    whiten_advantages: bool = option(True, "Advantages get mean 0 and variance 1 over the batch.")
+    entropy_coef: float = option(0.0, "Weight of the entropy bonus.", ge=0, le=10)
+    kl: KLConfig = group(KLConfig, "KL to the reference policy.")
+
+
+class AdamWConfig(Group):
+    lr: float = option(1e-5, "Peak learning rate.", gt=0, le=1)
+    beta1: float = option(0.9, "AdamW beta 1.", ge=0, lt=1)
+    beta2: float = option(0.95, "AdamW beta 2.", ge=0, lt=1)
+    eps: float = option(1e-5, "AdamW epsilon.", gt=0, le=1)
+    weight_decay: float = option(0.0, "Decoupled weight decay.", ge=0, le=10)
+    max_grad_norm: float | None = option(1.0, "Gradient norm is clipped here; null: never.", gt=0)
+    schedule: Literal["constant", "linear", "cosine"] = option(
+        "constant", "Learning rate after the warm-up."
+    )
+    warmup_iterations: int = option(0, "Linear warm-up.", unit="iterations", ge=0)
+    horizon_iterations: int = option(
+        1000,
+        "Where the schedule ends. Independent of the budget, so a shorter trial is a prefix of a "
+        "longer one.",
+        unit="iterations",
+        ge=1,
+    )
+    min_lr_ratio: float = option(0.0, "Final learning rate over the peak.", ge=0, le=1)
+
+
+class OptimConfig(Group):
+    policy: AdamWConfig = group(AdamWConfig, "Optimiser of the policy.")
+    critic: AdamWConfig = group(AdamWConfig, "Optimiser of the critic.")
+    micro_batch_size: int = option(
+        64, "Sequences in one forward and backward pass.", unit="sequences", ge=1
+    )
+
+
+class SyncConfig(Group):
+    interval: int = option(
+        1, "Deliveries of learner weights to the rollouts are this far apart.", unit="iterations", ge=1
+    )
+    interval_episodes: int | None = option(
+        None,
+        "The same in episodes, used instead where set; below one batch it means every iteration.",
+        unit="episodes",
+        ge=1,
+    )
+
+
+class WorkerResources(Group):
+    workers: int = option(1, "Worker processes of the role.", unit="processes", ge=1, le=4096)
+    cpus: float = option(2.0, "CPUs of each worker.", unit="CPUs", ge=0)
+    gpus: float = option(1.0, "GPUs of each worker.", unit="GPUs", ge=0)
+    memory_gb: float = option(32.0, "Memory of each worker.", unit="GB", ge=0)
+
+
+class RolloutResources(WorkerResources):
+    workers: int = option(2, "Worker processes of the role.", unit="processes", ge=1, le=4096)
+    cpus: float = option(4.0, "CPUs of each worker.", unit="CPUs", ge=0)
+    gpus: float = option(0.5, "GPUs of each worker.", unit="GPUs", ge=0)
+    memory_gb: float = option(16.0, "Memory of each worker.", unit="GB", ge=0)
+
+
+class LearnerResources(WorkerResources):
+    cpus: float = option(4.0, "CPUs of each worker.", unit="CPUs", ge=0)
+
+
+class RoleResources(Group):
+    rollout: RolloutResources = group(RolloutResources, "Rollout workers.")
+    learner: LearnerResources = group(LearnerResources, "Learner.")
+    critic: WorkerResources = group(WorkerResources, "Critic.")
+    reference: WorkerResources = group(WorkerResources, "Reference.")
+    reward: WorkerResources = group(WorkerResources, "Reward.")
+    fused: LearnerResources = group(LearnerResources, "The one process of layout fused.")
+
+
+class ResourcesConfig(Group):
+    layout: Literal["fused", "split"] = option(
+        "fused", "fused: the five roles in one process; split: each worker in a process of its own."
+    )
+    threads: int = option(
+        1, "Compute threads of each process; sums change in their last bits with it.", ge=1, le=1024
+    )
+    cpus_per_gpu: float | None = option(
+        None, "CPUs of each GPU-bearing bundle = this x its GPUs; null keeps the template.", gt=0
+    )
+    head_cpus: float = option(0.1, "CPUs of the coordinator's bundle.", unit="CPUs", gt=0)
+    strategy: Literal["PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"] = option(
+        "PACK", "How the bundles of a trial are laid over nodes."
+    )
+    roles: RoleResources = group(RoleResources, "What each worker of each role is given.")
+
+
+class CheckpointConfig(Group):
+    every_iterations: int | None = option(
+        None, "A checkpoint after every N iterations; null: only at the end.", unit="iterations", ge=1
+    )
+    every_minutes: float | None = option(
+        None, "A checkpoint when this long has passed since the last.", unit="min", gt=0
+    )
+    keep: int = option(2, "Checkpoints kept besides `latest` and `best`.", ge=0)
+    metric: str = option("eval/heldout", "The metric that says which checkpoint is `best`.")
+
+
+class BudgetConfig(Group):
+    iterations: int = option(20, "Length of the trial.", unit="iterations", ge=1)
+
+
+class EvalConfig(Group):
+    every_iterations: int = option(
+        5, "Evaluation on held-out prompts, also before the first and after the last iteration.",
+        unit="iterations", ge=1,
+    )
+    prompts: int = option(64, "Prompts of one evaluation.", unit="prompts", ge=2)
+    seed: int = option(1_000_003, "Sampling seed of evaluations, apart from the trial's.", ge=0)
+
+
+class TrialConfig(Group):
+    """One PPO-RLHF trial."""
+
+    model: ModelConfig = group(ModelConfig, "Models.")
+    data: DataConfig = group(DataConfig, "Prompts.")
+    reward: RewardConfig = group(RewardConfig, "What is optimised and what is only measured.")
+    rollout: RolloutConfig = group(RolloutConfig, "Sampling.")
+    ppo: PPOConfig = group(PPOConfig, "The algorithm.")
+    optim: OptimConfig = group(OptimConfig, "Optimisers.")
+    sync: SyncConfig = group(SyncConfig, "Weight delivery to the rollouts.")
+    resources: ResourcesConfig = group(ResourcesConfig, "Where the roles run.")
+    checkpoint: CheckpointConfig = group(CheckpointConfig, "When state is saved.")
+    budget: BudgetConfig = group(BudgetConfig, "When the trial ends.")
+    eval: EvalConfig = group(EvalConfig, "Evaluation on prompts that are never trained on.")
+    seed: int = option(0, "Seed of prompt order, sampling and minibatch order.", ge=0)
+
+    @property
+    def episodes_per_iteration(self) -> int:
+        return self.rollout.prompts_per_iteration * self.rollout.samples_per_prompt
+
+    @property
+    def sync_interval(self) -> int:
+        """Iterations between two deliveries; whole batches are never split."""
+        if self.sync.interval_episodes is None:
+            return self.sync.interval
+        return max(1, self.sync.interval_episodes // self.episodes_per_iteration)
+
+    @model_validator(mode="after")
+    def _rules(self) -> TrialConfig:
+        problems = list(_broken_rules(self))
+        if problems:
+            raise ValueError("; ".join(problems))
+        return self
+
+
+def _broken_rules(config: TrialConfig) -> list[str]:
+    problems = []
+    episodes, minibatches = config.episodes_per_iteration, config.ppo.minibatches
+    if episodes % minibatches:
+        problems.append(
+            f"ppo.minibatches must divide the episodes of an iteration, but {episodes} episodes "
+            f"(rollout.prompts_per_iteration x samples_per_prompt) / {minibatches} leaves "
+            f"{episodes % minibatches}; change either"
+        )
+    if config.reward.model and config.reward.function:
+        problems.append("reward.model and reward.function exclude each other; remove one")
+    if config.reward.heldout_model and config.reward.heldout_function:
+        problems.append("reward.heldout_model and reward.heldout_function exclude each other; remove one")
+    for role in ("learner", "critic"):
+        workers = getattr(config.resources.roles, role).workers
+        if workers != 1:
+            problems.append(
+                f"resources.roles.{role}.workers must be 1, but is {workers}: this engine trains "
+                "on one process"
+            )
+    if config.resources.roles.fused.workers != 1:
+        problems.append("resources.roles.fused.workers must be 1: fused is one process")
+    if config.sync.interval != 1 and config.sync.interval_episodes is not None:
+        problems.append("sync.interval and sync.interval_episodes exclude each other; remove one")
+    return problems

@@ -1,0 +1,66 @@
+"""The errors this project raises on purpose. Read this before catching anything.
+
+Each class also is the standard-library type a caller would expect, and each survives pickling, because
+errors cross process borders. A message states the rule, the value that broke it, and the remedy.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class RlhfError(Exception):
+    """Base of every error raised on purpose."""
+
+
+class ConfigError(RlhfError, ValueError):
+    """A configuration, file or command-line value breaks a rule. All problems found are reported together.
+
+    Args:
+        problems: One line for each problem.
+    """
+
+    def __init__(self, problems: str | Iterable[str]) -> None:
+        self.problems: tuple[str, ...] = (
+            (problems,) if isinstance(problems, str) else tuple(problems)
+        )
+        super().__init__("\n".join(self.problems))
+
+    def __reduce__(self) -> tuple[type[ConfigError], tuple[tuple[str, ...]]]:
+        return type(self), (self.problems,)
+
+
+class PlacementError(ConfigError):
+    """No node can hold a bundle of the plan, or a worker was given no place."""
+
+
+class CheckpointError(RlhfError, OSError):
+    """A checkpoint is missing, torn, or belongs to another configuration."""
+
+
+class DivergedError(RlhfError, ArithmeticError):
+    """A role produced a number that is not finite.
+
+    Args:
+        role: Name of the role.
+        tensor: Name of the tensor or metric.
+        detail: What was seen.
+    """
+
+    def __init__(self, role: str, tensor: str, detail: str = "is not finite") -> None:
+        self.role, self.tensor, self.detail = role, tensor, detail
+        super().__init__(f"{role}: {tensor} {detail}")
+
+    def __reduce__(self) -> tuple[type[DivergedError], tuple[str, str, str]]:
+        return type(self), (self.role, self.tensor, self.detail)
+
+
+def nearest(name: str, known: Iterable[str], count: int = 3) -> str:
+    """Near misses of ``name`` as the tail of an error line, or an empty string."""
+    known = list(known)
+    found = difflib.get_close_matches(name, known, n=count, cutoff=0.6)
+    if not found:
+        last = name.rsplit(".", 1)[-1]
+        found = [k for k in known if k.rsplit(".", 1)[-1] == last or last in k.split(".")][:count]
+    return f"; did you mean {' or '.join(repr(f) for f in found)}?" if found else ""

@@ -1,0 +1,123 @@
+"""The one catalogue of metrics: name, unit, direction, reduction, description.
+
+Axis labels, the reference page and the check of a sweep's objective all come from here. Torch-free.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from rlhf_core.errors import ConfigError, nearest
+
+Direction = Literal["up", "down", "none"]
+Reduction = Literal["mean", "max", "sum", "last"]
+
+
+@dataclass(frozen=True)
+class Metric:
+    """One entry of the catalogue.
+
+    Attributes:
+        name: ``group/name``.
+        unit: Unit for axis labels; "" where there is none.
+        direction: Which way is better: ``up``, ``down``, or ``none``.
+        reduction: How the values of one iteration become its one number.
+        description: One sentence.
+        repeatable: Whether equal seeds on CPU give equal numbers; timings are not.
+    """
+
+    name: str
+    unit: str
+    direction: Direction
+    reduction: Reduction
+    description: str
+    repeatable: bool = True
+
+    @property
+    def label(self) -> str:
+        """The name with its unit, for an axis."""
+        return f"{self.name} [{self.unit}]" if self.unit else self.name
+
+
+def _entries() -> Iterable[Metric]:
+    m = Metric
+    yield m("reward/proxy", "", "up", "mean", "Learned reward of the rollouts, before the KL penalty.")
+    yield m("reward/proxy_std", "", "none", "last", "Standard deviation of reward/proxy over episodes.")
+    yield m("reward/heldout", "", "up", "mean", "Held-out reward of the same rollouts; never optimised.")
+    yield m("reward/total", "", "up", "mean", "Sum of rewards of an episode, KL penalty included.")
+    yield m("kl/response", "nats", "down", "mean", "KL to the reference, summed over a response (k1).")
+    yield m("kl/token", "nats", "down", "mean", "KL to the reference, mean over tokens (k1).")
+    yield m("kl/coef", "", "none", "last", "Weight of the KL penalty in this iteration.")
+    yield m("policy/loss", "", "none", "mean", "Clipped policy loss, mean over tokens and steps.")
+    yield m("policy/clip_fraction_low", "", "none", "mean", "Share of tokens clipped at 1 - low.")
+    yield m("policy/clip_fraction_high", "", "none", "mean", "Share of tokens clipped at 1 + high.")
+    yield m("policy/ratio_max", "", "none", "max", "Largest probability ratio of a token.")
+    yield m("policy/entropy", "nats", "none", "mean", "Entropy per token at sampling temperature.")
+    yield m("policy/approx_kl", "nats", "none", "mean", "KL of the update per token (k3, old to new).")
+    yield m("policy/grad_norm", "", "none", "mean", "Gradient norm of the policy before clipping.")
+    yield m("policy/lr", "", "none", "last", "Learning rate of the policy.")
+    yield m("value/loss", "", "down", "mean", "Clipped value loss.")
+    yield m("value/explained_variance", "", "up", "mean", "1 - Var(return - value) / Var(return).")
+    yield m("value/clip_fraction", "", "none", "mean", "Share of tokens whose value was clipped.")
+    yield m("value/grad_norm", "", "none", "mean", "Gradient norm of the critic before clipping.")
+    yield m("value/lr", "", "none", "last", "Learning rate of the critic.")
+    yield m("advantage/mean", "", "none", "mean", "Mean advantage before whitening.")
+    yield m("advantage/std", "", "none", "last", "Standard deviation of advantages before whitening.")
+    yield m("rollout/length", "tokens", "none", "mean", "Tokens of a response.")
+    yield m("rollout/truncated_share", "", "down", "mean", "Share of responses without end-of-sequence.")
+    yield m("rollout/tokens_per_second", "tokens/s", "up", "last", "Generated tokens per second.", False)
+    yield m("staleness/mean", "versions", "none", "mean", "Learner's version minus the stamp.")
+    yield m("staleness/max", "versions", "none", "max", "Largest staleness of an episode.")
+    yield m("weights/version", "versions", "none", "last", "Weight version after this iteration.")
+    yield m("eval/heldout", "", "up", "mean", "Held-out reward on held-out prompts, fixed seed.")
+    yield m("eval/heldout_stderr", "", "none", "last", "Standard error of eval/heldout.")
+    yield m("eval/proxy", "", "up", "mean", "Learned reward on held-out prompts, fixed seed.")
+    yield m("eval/kl_response", "nats", "down", "mean", "KL to the reference on held-out prompts.")
+    yield m("eval/length", "tokens", "none", "mean", "Tokens of a response to a held-out prompt.")
+    phases = {
+        "iteration": "whole iteration",
+        "generate": "generation",
+        "score": "reward scores",
+        "reference": "reference log-probabilities",
+        "values": "values of the critic",
+        "learner": "policy update",
+        "critic": "critic update",
+        "sync": "weight delivery",
+        "eval": "evaluation",
+        "checkpoint": "checkpoint",
+    }
+    for name, what in phases.items():
+        yield m(f"time/{name}", "s", "down", "sum", f"Seconds of the {what}.", False)
+    yield m("time/wait", "s", "down", "sum", "Seconds of the iteration in which no role worked.", False)
+    for role in ("rollout", "learner", "critic", "reference", "reward"):
+        yield m(f"util/busy_{role}", "", "up", "mean", f"Busy share of the {role} workers.", False)
+    yield m("cost/episodes", "episodes", "none", "last", "Episodes sampled so far.")
+    yield m("cost/tokens", "tokens", "none", "last", "Response tokens sampled so far.")
+    yield m("cost/cpu_seconds", "CPU s", "down", "last", "Reserved CPUs x seconds so far.", False)
+    yield m("cost/gpu_seconds", "GPU s", "down", "last", "Reserved GPUs x seconds so far.", False)
+
+
+CATALOGUE: dict[str, Metric] = {metric.name: metric for metric in _entries()}
+
+
+def find(name: str, source: str = "metric") -> Metric:
+    """The entry ``name``; an unknown name is an error that lists near misses."""
+    try:
+        return CATALOGUE[name]
+    except KeyError:
+        raise ConfigError(
+            f"{source}: no metric {name!r}{nearest(name, CATALOGUE)}"
+        ) from None
+
+
+def first_nonfinite(metrics: Mapping[str, float]) -> str | None:
+    """Name of the first metric that is NaN or infinite, or None."""
+    return next((name for name, value in metrics.items() if not math.isfinite(value)), None)
+
+
+def repeatable(metrics: Mapping[str, float]) -> dict[str, float]:
+    """The metrics that equal seeds reproduce; what the catalogue does not know counts as one."""
+    return {k: v for k, v in metrics.items() if k not in CATALOGUE or CATALOGUE[k].repeatable}
