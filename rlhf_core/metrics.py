@@ -44,11 +44,19 @@ class Metric:
 
 def _entries() -> Iterable[Metric]:
     m = Metric
-    yield m("reward/proxy", "", "up", "mean", "Learned reward of the rollouts, before the KL penalty.")
-    yield m("reward/proxy_std", "", "none", "last", "Standard deviation of reward/proxy over episodes.")
-    yield m("reward/heldout", "", "up", "mean", "Held-out reward of the same rollouts; never optimised.")
+    yield m(
+        "reward/proxy", "", "up", "mean", "Learned reward of the rollouts, before the KL penalty."
+    )
+    yield m(
+        "reward/proxy_std", "", "none", "last", "Standard deviation of reward/proxy over episodes."
+    )
+    yield m(
+        "reward/heldout", "", "up", "mean", "Held-out reward of the same rollouts; never optimised."
+    )
     yield m("reward/total", "", "up", "mean", "Sum of rewards of an episode, KL penalty included.")
-    yield m("kl/response", "nats", "down", "mean", "KL to the reference, summed over a response (k1).")
+    yield m(
+        "kl/response", "nats", "down", "mean", "KL to the reference, summed over a response (k1)."
+    )
     yield m("kl/token", "nats", "down", "mean", "KL to the reference, mean over tokens (k1).")
     yield m("kl/coef", "", "none", "last", "Weight of the KL penalty in this iteration.")
     yield m("policy/loss", "", "none", "mean", "Clipped policy loss, mean over tokens and steps.")
@@ -56,7 +64,10 @@ def _entries() -> Iterable[Metric]:
     yield m("policy/clip_fraction_high", "", "none", "mean", "Share of tokens clipped at 1 + high.")
     yield m("policy/ratio_max", "", "none", "max", "Largest probability ratio of a token.")
     yield m("policy/entropy", "nats", "none", "mean", "Entropy per token at sampling temperature.")
-    yield m("policy/approx_kl", "nats", "none", "mean", "KL of the update per token (k3, old to new).")
+    yield m(
+        "policy/approx_kl", "nats", "none", "mean", "KL of the update per token (k3, old to new)."
+    )
+    yield m("policy/approx_kl_k1", "nats", "none", "mean", "KL of the update per token (k1).")
     yield m("policy/grad_norm", "", "none", "mean", "Gradient norm of the policy before clipping.")
     yield m("policy/lr", "", "none", "last", "Learning rate of the policy.")
     yield m("value/loss", "", "down", "mean", "Clipped value loss.")
@@ -65,10 +76,16 @@ def _entries() -> Iterable[Metric]:
     yield m("value/grad_norm", "", "none", "mean", "Gradient norm of the critic before clipping.")
     yield m("value/lr", "", "none", "last", "Learning rate of the critic.")
     yield m("advantage/mean", "", "none", "mean", "Mean advantage before whitening.")
-    yield m("advantage/std", "", "none", "last", "Standard deviation of advantages before whitening.")
+    yield m(
+        "advantage/std", "", "none", "last", "Standard deviation of advantages before whitening."
+    )
     yield m("rollout/length", "tokens", "none", "mean", "Tokens of a response.")
-    yield m("rollout/truncated_share", "", "down", "mean", "Share of responses without end-of-sequence.")
-    yield m("rollout/tokens_per_second", "tokens/s", "up", "last", "Generated tokens per second.", False)
+    yield m(
+        "rollout/truncated_share", "", "down", "mean", "Share of responses without end-of-sequence."
+    )
+    yield m(
+        "rollout/tokens_per_second", "tokens/s", "up", "last", "Generated tokens per second.", False
+    )
     yield m("staleness/mean", "versions", "none", "mean", "Learner's version minus the stamp.")
     yield m("staleness/max", "versions", "none", "max", "Largest staleness of an episode.")
     yield m("weights/version", "versions", "none", "last", "Weight version after this iteration.")
@@ -91,7 +108,9 @@ def _entries() -> Iterable[Metric]:
     }
     for name, what in phases.items():
         yield m(f"time/{name}", "s", "down", "sum", f"Seconds of the {what}.", False)
-    yield m("time/wait", "s", "down", "sum", "Seconds of the iteration in which no role worked.", False)
+    yield m(
+        "time/wait", "s", "down", "sum", "Seconds of the iteration in which no role worked.", False
+    )
     for role in ("rollout", "learner", "critic", "reference", "reward"):
         yield m(f"util/busy_{role}", "", "up", "mean", f"Busy share of the {role} workers.", False)
     yield m("cost/episodes", "episodes", "none", "last", "Episodes sampled so far.")
@@ -108,9 +127,7 @@ def find(name: str, source: str = "metric") -> Metric:
     try:
         return CATALOGUE[name]
     except KeyError:
-        raise ConfigError(
-            f"{source}: no metric {name!r}{nearest(name, CATALOGUE)}"
-        ) from None
+        raise ConfigError(f"{source}: no metric {name!r}{nearest(name, CATALOGUE)}") from None
 
 
 def first_nonfinite(metrics: Mapping[str, float]) -> str | None:
@@ -121,3 +138,16 @@ def first_nonfinite(metrics: Mapping[str, float]) -> str | None:
 def repeatable(metrics: Mapping[str, float]) -> dict[str, float]:
     """The metrics that equal seeds reproduce; what the catalogue does not know counts as one."""
     return {k: v for k, v in metrics.items() if k not in CATALOGUE or CATALOGUE[k].repeatable}
+
+
+@dataclass(frozen=True)
+class IterationMetrics:
+    """What a trial yields.
+
+    Attributes:
+        iteration: Iterations done; 0 is the evaluation before the first update.
+        values: ``{metric name: number}``; PPO's names are those of the catalogue.
+    """
+
+    iteration: int
+    values: dict[str, float]

@@ -48,7 +48,7 @@ _Loader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _mapping
 def parse_yaml(text: str, source: str) -> Any:
     """Plain values of a YAML text; a syntax error becomes one line with its place."""
     try:
-        return yaml.load(text, _Loader)  # noqa: S506 - a SafeLoader
+        return yaml.load(text, _Loader)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         place = f" line {mark.line + 1} column {mark.column + 1}" if mark else ""
@@ -70,7 +70,9 @@ def read_mapping(path: Path) -> dict[str, Any]:
     values = parse_yaml(text, str(path))
     if not isinstance(values, dict):
         kind = "is empty" if values is None else f"is a {type(values).__name__}"
-        raise ConfigError(f"{path}: a configuration is a mapping of keys to values, but this {kind}")
+        raise ConfigError(
+            f"{path}: a configuration is a mapping of keys to values, but this {kind}"
+        )
     return values
 
 

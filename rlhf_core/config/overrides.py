@@ -64,5 +64,7 @@ def apply(config: TrialConfig, values: Mapping[str, Any], source: str = "overrid
     known = known_keys()
     unknown = [key for key in values if key not in known]
     if unknown:
-        raise ConfigError([f"{source}: unknown key {key!r}{nearest(key, known)}" for key in unknown])
+        raise ConfigError(
+            [f"{source}: unknown key {key!r}{nearest(key, known)}" for key in unknown]
+        )
     return validate(TrialConfig, merge(config.model_dump(), nest(values)), source)

@@ -35,12 +35,13 @@ class ModelConfig(Group):
 
 class DataConfig(Group):
     task: str | None = option(
-        "builtin:reviews",
+        None,
         "'builtin:NAME', or a folder written by `rlhf-sweep prepare`; gives every model, reward "
         "and prompt file that is not named.",
     )
     prompts: str | None = option(
-        None, "Training prompts: .txt (one a line) or .jsonl with a 'prompt'; null takes the task's."
+        None,
+        "Training prompts: .txt (one a line) or .jsonl with a 'prompt'; null takes the task's.",
     )
     eval_prompts: str | None = option(
         None, "Prompts for evaluation, never trained on; null takes the task's."
@@ -63,7 +64,11 @@ class RewardConfig(Group):
     function: str | None = option(
         None, "Import path 'package.module:function' of a reward used instead of a model."
     )
-    heldout_model: str | None = option(None, "Sequence classifier that is measured, never optimised.")
+    offset: float = option(0.0, "Subtracted from the score of reward.model.")
+    heldout_offset: float = option(0.0, "Subtracted from the score of reward.heldout_model.")
+    heldout_model: str | None = option(
+        None, "Sequence classifier that is measured, never optimised."
+    )
     heldout_function: str | None = option(
         None, "Import path of a reward that is measured, never optimised."
     )
@@ -153,7 +158,10 @@ class OptimConfig(Group):
 
 class SyncConfig(Group):
     interval: int = option(
-        1, "Deliveries of learner weights to the rollouts are this far apart.", unit="iterations", ge=1
+        1,
+        "Deliveries of learner weights to the rollouts are this far apart.",
+        unit="iterations",
+        ge=1,
     )
     interval_episodes: int | None = option(
         None,
@@ -209,7 +217,10 @@ class ResourcesConfig(Group):
 
 class CheckpointConfig(Group):
     every_iterations: int | None = option(
-        None, "A checkpoint after every N iterations; null: only at the end.", unit="iterations", ge=1
+        None,
+        "A checkpoint after every N iterations; null: only at the end.",
+        unit="iterations",
+        ge=1,
     )
     every_minutes: float | None = option(
         None, "A checkpoint when this long has passed since the last.", unit="min", gt=0
@@ -224,8 +235,10 @@ class BudgetConfig(Group):
 
 class EvalConfig(Group):
     every_iterations: int = option(
-        5, "Evaluation on held-out prompts, also before the first and after the last iteration.",
-        unit="iterations", ge=1,
+        5,
+        "Evaluation on held-out prompts, also before the first and after the last iteration.",
+        unit="iterations",
+        ge=1,
     )
     prompts: int = option(64, "Prompts of one evaluation.", unit="prompts", ge=2)
     seed: int = option(1_000_003, "Sampling seed of evaluations, apart from the trial's.", ge=0)
@@ -278,13 +291,22 @@ def _broken_rules(config: TrialConfig) -> list[str]:
     if config.reward.model and config.reward.function:
         problems.append("reward.model and reward.function exclude each other; remove one")
     if config.reward.heldout_model and config.reward.heldout_function:
-        problems.append("reward.heldout_model and reward.heldout_function exclude each other; remove one")
+        problems.append(
+            "reward.heldout_model and reward.heldout_function exclude each other; remove one"
+        )
     for role in ("learner", "critic"):
         workers = getattr(config.resources.roles, role).workers
         if workers != 1:
             problems.append(
                 f"resources.roles.{role}.workers must be 1, but is {workers}: this engine trains "
                 "on one process"
+            )
+    for role in ("policy", "critic"):
+        optim = getattr(config.optim, role)
+        if optim.warmup_iterations >= optim.horizon_iterations:
+            problems.append(
+                f"optim.{role}.warmup_iterations must be below horizon_iterations, but is "
+                f"{optim.warmup_iterations} of {optim.horizon_iterations}; lower the one or raise the other"
             )
     if config.resources.roles.fused.workers != 1:
         problems.append("resources.roles.fused.workers must be 1: fused is one process")

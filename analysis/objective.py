@@ -1,0 +1,106 @@
+"""The objective and the constraints of a sweep, as its ``sweep.json`` states them."""
+
+from __future__ import annotations
+
+import math
+import operator
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from analysis.names import number
+from rlhf_core.errors import ConfigError
+
+_OPERATORS: dict[str, Callable[[float, float], bool]] = {
+    "<=": operator.le,
+    ">=": operator.ge,
+    "<": operator.lt,
+    ">": operator.gt,
+}
+_CONSTRAINT = re.compile(r"\s*(\S+?)\s*(<=|>=|<|>)\s*(\S+)\s*")
+
+
+@dataclass(frozen=True)
+class Objective:
+    """What a sweep optimises.
+
+    Attributes:
+        metric: Name of the metric.
+        direction: ``maximize`` or ``minimize``.
+    """
+
+    metric: str
+    direction: Literal["maximize", "minimize"]
+
+    @property
+    def ascending(self) -> bool:
+        """Whether the best value is the smallest one."""
+        return self.direction == "minimize"
+
+    @classmethod
+    def read(cls, stored: object) -> Objective:
+        """The ``objective`` of ``sweep.json``.
+
+        Raises:
+            ConfigError: It names no metric, or a direction other than maximise or minimise.
+        """
+        found = stored if isinstance(stored, Mapping) else {}
+        metric, direction = found.get("metric"), str(found.get("direction", "")).lower()
+        if not isinstance(metric, str) or direction[:3] not in ("max", "min"):
+            raise ConfigError(
+                "objective of sweep.json must hold metric and direction (maximize or minimize), "
+                f"got {stored!r}; restore the file"
+            )
+        return cls(metric, "maximize" if direction.startswith("max") else "minimize")
+
+
+@dataclass(frozen=True)
+class Constraint:
+    """A bound on the final value of a metric: ``metric operator bound``."""
+
+    metric: str
+    operator: str
+    bound: float
+
+    @classmethod
+    def parse(cls, text: object) -> Constraint:
+        """Read ``"eval/kl_response <= 20"``.
+
+        Raises:
+            ConfigError: The text is not a metric, one of ``<= >= < >``, and a finite number.
+        """
+        match = _CONSTRAINT.fullmatch(text) if isinstance(text, str) else None
+        try:
+            bound = float(match[3]) if match else math.nan
+        except ValueError:
+            bound = math.nan
+        if match is None or not math.isfinite(bound):
+            raise ConfigError(
+                f"a constraint is a metric, one of <= >= < >, and a number, got {text!r}; "
+                'write "eval/kl_response <= 20"'
+            )
+        return cls(match[1], match[2], bound)
+
+    def holds(self, value: float) -> bool:
+        """Whether a value satisfies it; one that was never measured does not."""
+        return _OPERATORS[self.operator](value, self.bound)
+
+    def broken_by(self, value: float) -> str:
+        """Why ``value`` breaks it, in words."""
+        if math.isnan(value):
+            return f"{self.metric} was not measured, needs {self.operator} {number(self.bound)}"
+        return f"{self.metric} is {number(value)}, needs {self.operator} {number(self.bound)}"
+
+    def __str__(self) -> str:
+        return f"{self.metric} {self.operator} {number(self.bound)}"
+
+
+def read_constraints(stored: Any) -> tuple[Constraint, ...]:
+    """The ``constraints`` of ``sweep.json``: a list of texts, one text, or null.
+
+    Raises:
+        ConfigError: One of them cannot be read.
+    """
+    listed = [stored] if isinstance(stored, str) else (stored or [])
+    return tuple(Constraint.parse(text) for text in listed)

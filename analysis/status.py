@@ -1,0 +1,239 @@
+"""How far a sweep is, from its directory alone: while it runs and after an interruption."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from analysis.leaderboard import leaderboard
+from analysis.load import Sweep
+from analysis.names import duration, number
+from rlhf_core.errors import ConfigError
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from rich.console import Group
+
+_FAULTS = ("failed", "lost", "infeasible", "diverged")
+_BUSY = ("duration.placement", "duration.start", "duration.run", "duration.stop")
+_MOST_LINES = 8
+_WORDS = {"started": "running"}
+
+
+def status(sweep: Sweep, now: float | None = None) -> dict[str, Any]:
+    """Counts, progress, running trials, time left, best so far, faults.
+
+    Args:
+        sweep: A loaded sweep.
+        now: Seconds since the epoch; the last sign of life in the directory by default, so that a
+            directory gives the same answer whenever it is read.
+
+    Returns:
+        Plain data. ``name``, ``asked``, ``ended``, ``finished`` (bool), ``states`` and ``outcomes``
+        (name: count), ``elapsed`` and ``idle`` (seconds since the first ledger line, and since the
+        last sign of life), ``left`` (estimated seconds, None where nothing can be said),
+        ``running`` (list of ``trial, iteration, elapsed, value``), ``best`` (``trial, value``, or
+        None), ``failures`` (list of ``outcome, reason, count, trials``, most frequent first),
+        ``warnings``.
+    """
+    trials = sweep.trials
+    first, last = _span(sweep)
+    clock = last if now is None else now
+    running = _running(sweep, clock)
+    ended = int((trials["state"] == "ended").sum())
+    return {
+        "name": sweep.name,
+        "metric": _metric(sweep),
+        "asked": sweep.asked,
+        "ended": ended,
+        "finished": ended >= sweep.asked,
+        "states": _counts(trials["state"]),
+        "outcomes": _counts(trials["outcome"]),
+        "elapsed": _difference(clock, first),
+        "idle": _difference(clock, last),
+        "left": _left(sweep, running),
+        "running": running,
+        "best": _best(sweep),
+        "failures": _failures(trials),
+        "warnings": list(sweep.warnings),
+    }
+
+
+def _span(sweep: Sweep) -> tuple[float | None, float | None]:
+    times = sweep.events["time"].dropna()
+    reports = sweep.iterations["timestamp"].dropna()
+    first = float(times.min()) if len(times) else None
+    seen = [float(t.max()) for t in (times, reports) if len(t)]
+    return first, max(seen, default=None)
+
+
+def _difference(later: float | None, earlier: float | None) -> float | None:
+    return None if later is None or earlier is None else max(0.0, later - earlier)
+
+
+def _counts(values: pd.Series[Any]) -> dict[str, int]:
+    return {str(k): int(v) for k, v in values.value_counts(sort=False).items() if v}
+
+
+def _metric(sweep: Sweep) -> str | None:
+    try:
+        return sweep.metric
+    except ConfigError:
+        return None
+
+
+def _running(sweep: Sweep, now: float | None) -> list[dict[str, Any]]:
+    import pandas as pd
+
+    started = sweep.trials[sweep.trials["state"] == "started"]
+    return [
+        {
+            "trial": str(trial),
+            "iteration": None if pd.isna(row["iteration"]) else int(row["iteration"]),
+            "elapsed": _difference(now, _finite(row["started"])),
+            "value": _finite(row["value"]),
+        }
+        for trial, row in started.iterrows()
+    ]
+
+
+def _finite(value: Any) -> float | None:
+    return float(value) if value == value else None
+
+
+def _left(sweep: Sweep, running: list[dict[str, Any]]) -> float | None:
+    """Work that is left over the width at which it is done.
+
+    The typical trial is the median of those that completed or that the scheduler stopped.
+    """
+    trials = sweep.trials
+    ended = trials["state"] == "ended"
+    if int(ended.sum()) >= sweep.asked:
+        return 0.0
+    busy = trials[[c for c in _BUSY if c in trials]].sum(axis=1, min_count=1)
+    counted = busy[ended & trials["outcome"].isin(["completed", "stopped"])].dropna()
+    if counted.empty:
+        return None
+    typical = float(counted.median())
+    rest = [max(0.0, typical - (r["elapsed"] or 0.0)) for r in running]
+    waiting = sweep.asked - int(ended.sum()) - len(running)
+    width = len(running) or _peak(sweep.events)
+    return max([(sum(rest) + waiting * typical) / width, *rest])
+
+
+def _peak(events: pd.DataFrame) -> int:
+    """The most trials that ever ran at once, at least one."""
+    changes = events.dropna(subset=["trial"])
+    active: set[str] = set()
+    peak = 1
+    for trial, state in zip(changes["trial"], changes["state"], strict=True):
+        if state == "started":
+            active.add(trial)
+        elif state in ("ended", "retried", "interrupted", "queued"):
+            active.discard(trial)
+        peak = max(peak, len(active))
+    return peak
+
+
+def _best(sweep: Sweep) -> dict[str, Any] | None:
+    try:
+        board = leaderboard(sweep, top=1)
+    except ConfigError:
+        return None
+    if board.empty or board["why_not"].iloc[0] != "":
+        return None
+    return {"trial": str(board["trial"].iloc[0]), "value": float(board["value"].iloc[0])}
+
+
+def _failures(trials: pd.DataFrame) -> list[dict[str, Any]]:
+    bad = trials[trials["outcome"].isin(_FAULTS)]
+    groups = [
+        {
+            "outcome": str(outcome),
+            "reason": str(reason),
+            "count": len(rows),
+            "trials": [str(t) for t in rows.index],
+        }
+        for (outcome, reason), rows in bad.groupby(["outcome", "reason"], observed=True)
+    ]
+    return sorted(groups, key=lambda g: -len(g["trials"]))
+
+
+def render_status(sweep: Sweep, now: float | None = None) -> Group:
+    """The same for a terminal of 100 columns: a headline, then only what there is to say."""
+    from rich.console import Group
+    from rich.text import Text
+
+    found = status(sweep, now)
+    return Group(
+        *[
+            Text(line, style=style, no_wrap=True, overflow="ellipsis")
+            for line, style in [
+                *_headline(found),
+                *_running_lines(found),
+                *_failure_lines(found),
+                *_listed("warnings", found["warnings"], "yellow"),
+            ]
+        ]
+    )
+
+
+Lines = list[tuple[str, str]]
+
+
+def _headline(found: dict[str, Any]) -> Lines:
+    share = found["ended"] / found["asked"] if found["asked"] else 0.0
+    bar = "█" * round(30 * share) + "░" * (30 - round(30 * share))
+    outcomes = " · ".join(f"{n} {name}" for name, n in found["outcomes"].items())
+    unfinished = {k: n for k, n in found["states"].items() if k != "ended"}
+    waiting = " · ".join(f"{n} {_WORDS.get(name, name)}" for name, n in unfinished.items())
+    lines = [
+        (found["name"], "bold"),
+        (f"  {bar}  {found['ended']} of {found['asked']} trials ended", ""),
+        *((f"  {line}", "") for line in (outcomes, waiting) if line),
+    ]
+    times = [f"elapsed {duration(found['elapsed'])}"]
+    if not found["finished"]:
+        left = found["left"]
+        times.append("time left unknown" if left is None else f"about {duration(left)} left")
+        if found["idle"]:
+            times.append(f"last sign of life {duration(found['idle'])} ago")
+    lines.append(("  " + " · ".join(times), ""))
+    if found["best"]:
+        best = found["best"]
+        lines.append(
+            (
+                f"  best so far {best['trial']}: {found['metric']} {number(best['value'], 4)}",
+                "green",
+            )
+        )
+    return lines
+
+
+def _running_lines(found: dict[str, Any]) -> Lines:
+    texts = []
+    for row in found["running"]:
+        iteration = (
+            "not reported yet" if row["iteration"] is None else f"iteration {row['iteration']}"
+        )
+        value = "" if row["value"] is None else f", {found['metric']} {number(row['value'])}"
+        texts.append(f"{row['trial']}  {iteration}, {duration(row['elapsed'])}{value}")
+    return _listed("running", texts, "")
+
+
+def _failure_lines(found: dict[str, Any]) -> Lines:
+    texts = [
+        f"{group['count']} {group['outcome']} "
+        f"({', '.join(group['trials'][:3])}{', ...' if group['count'] > 3 else ''}): "
+        f"{group['reason'] or 'no reason given'}"
+        for group in found["failures"]
+    ]
+    return _listed("failures", texts, "red")
+
+
+def _listed(title: str, texts: list[str], style: str) -> Lines:
+    if not texts:
+        return []
+    rest = len(texts) - _MOST_LINES
+    shown = [(f"  {text}", style) for text in texts[:_MOST_LINES]]
+    more = [(f"  and {rest} more", style)] if rest > 0 else []
+    return [(title, "bold"), *shown, *more]

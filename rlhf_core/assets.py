@@ -1,0 +1,227 @@
+"""What a trial reads: models, reward functions, prompt files; named by the configuration or by its task.
+
+Torch-free. ``problems`` is the check before anything heavy starts; ``resolve`` also builds a built-in task.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rlhf_core.config.trial import TrialConfig
+from rlhf_core.errors import ConfigError, nearest
+from rlhf_core.models.sources import problem_of_model
+from rlhf_core.tasks.builtin import RECIPES, ensure_builtin
+from rlhf_core.tasks.folder import TaskFolder
+from rlhf_core.tasks.recipe import Progress
+
+BUILTIN = "builtin:"
+RewardFunction = Callable[[list[str], list[str], list[Mapping[str, Any]]], list[float]]
+
+
+@dataclass(frozen=True)
+class RewardSource:
+    """A sequence classifier or a Python function.
+
+    Attributes:
+        model: Folder or hub id, or None.
+        function: Import path ``module:function``, or None.
+        offset: Subtracted from the model's score.
+    """
+
+    model: str | None = None
+    function: str | None = None
+    offset: float = 0.0
+
+
+@dataclass(frozen=True)
+class Assets:
+    """Everything a trial reads, resolved."""
+
+    policy: str
+    reference: str
+    reward: RewardSource
+    heldout: RewardSource | None
+    prompts: Mapping[str, str]
+
+
+def task_folder(config: TrialConfig, progress: Progress | None = None) -> TaskFolder | None:
+    """The task of the configuration, or None; a built-in task is built if it is not cached."""
+    task = config.data.task
+    if task is None:
+        return None
+    if task.startswith(BUILTIN):
+        return TaskFolder.load(ensure_builtin(task.removeprefix(BUILTIN), progress))
+    return TaskFolder.load(Path(task))
+
+
+def resolve(config: TrialConfig, progress: Progress | None = None) -> Assets:
+    """Names everything; what the configuration leaves open comes from its task.
+
+    Raises:
+        ConfigError: If neither names a policy, a reward or prompts.
+    """
+    task = task_folder(config, progress)
+    reward, data = config.reward, config.data
+    policy = config.model.policy or (str(task.policy) if task else None)
+    proxy = _source(reward.model, reward.function, reward.offset)
+    if proxy is None and task:
+        proxy = RewardSource(str(task.reward_model), None, task.reward_offset)
+    heldout = _source(reward.heldout_model, reward.heldout_function, reward.heldout_offset)
+    if heldout is None and task:
+        model = str(task.heldout_model) if task.heldout_model else None
+        heldout = RewardSource(model, task.heldout_function, task.heldout_offset)
+    prompts = {
+        split: path or (str(task.prompts[split]) if task else None)
+        for split, path in _prompt_files(config).items()
+    }
+    # A user's own prompts serve every split that is not named, rather than none.
+    train = data.prompts or prompts["train"]
+    missing = [
+        key
+        for key, value in (
+            ("model.policy", policy),
+            ("reward.model", proxy),
+            ("data.prompts", train),
+        )
+        if value is None
+    ]
+    if missing or policy is None or proxy is None or train is None:
+        raise ConfigError([f"{key} must be named where data.task is null" for key in missing])
+    return Assets(
+        policy=policy,
+        reference=config.model.reference or policy,
+        reward=proxy,
+        heldout=heldout,
+        prompts={split: path or train for split, path in prompts.items()},
+    )
+
+
+def _source(model: str | None, function: str | None, offset: float) -> RewardSource | None:
+    if model is None and function is None:
+        return None
+    return RewardSource(model, function, offset if model else 0.0)
+
+
+def _prompt_files(config: TrialConfig) -> dict[str, str | None]:
+    data = config.data
+    return {"train": data.prompts, "eval": data.eval_prompts, "test": data.test_prompts}
+
+
+def problems(config: TrialConfig) -> list[str]:
+    """What can be seen to be wrong with a configuration's assets, one line each, nothing loaded."""
+    found = []
+    task = config.data.task
+    try:
+        if task is not None and task.startswith(BUILTIN):
+            name = task.removeprefix(BUILTIN)
+            if name not in RECIPES:
+                found.append(
+                    f"data.task: no built-in task {name!r}; there is {', '.join(RECIPES)}"
+                    + nearest(name, RECIPES)
+                )
+        elif task is not None:
+            TaskFolder.load(Path(task))
+    except ConfigError as error:
+        found += [f"data.task: {line}" for line in error.problems]
+    if task is None:
+        found += _missing(config)
+    models = {
+        "model.policy": config.model.policy,
+        "model.reference": config.model.reference,
+        "reward.model": config.reward.model,
+        "reward.heldout_model": config.reward.heldout_model,
+    }
+    found += [
+        p for key, source in models.items() if source and (p := problem_of_model(source, key))
+    ]
+    for key in ("function", "heldout_function"):
+        path = getattr(config.reward, key)
+        if path is not None:
+            found += _try(lambda path=path, key=key: load_function(path, f"reward.{key}"))
+    for split, file in _prompt_files(config).items():
+        key = "data.prompts" if split == "train" else f"data.{split}_prompts"
+        if file is not None:
+            found += _try(lambda file=file, key=key: read_prompts(Path(file), key))
+    return found
+
+
+def _missing(config: TrialConfig) -> list[str]:
+    named = {
+        "model.policy": config.model.policy,
+        "reward.model or reward.function": config.reward.model or config.reward.function,
+        "data.prompts": config.data.prompts,
+    }
+    return [f"{key} must be named where data.task is null" for key, v in named.items() if not v]
+
+
+def _try(check: Callable[[], object]) -> Sequence[str]:
+    try:
+        check()
+    except ConfigError as error:
+        return error.problems
+    return ()
+
+
+def load_function(path: str, key: str) -> RewardFunction:
+    """The function behind ``package.module:function``.
+
+    Raises:
+        ConfigError: If the path is malformed, or the module or the function does not exist.
+    """
+    module_name, _, name = path.partition(":")
+    if not module_name or not name:
+        raise ConfigError(f"{key} must be 'package.module:function', but is {path!r}")
+    try:
+        module = importlib.import_module(module_name)
+    except ImportError as error:
+        raise ConfigError(f"{key}: {path!r} cannot be imported: {error}") from error
+    function = getattr(module, name, None)
+    if not callable(function):
+        raise ConfigError(
+            f"{key}: module {module_name!r} has no function {name!r}{nearest(name, vars(module))}"
+        )
+    return function  # type: ignore[no-any-return]
+
+
+def read_prompts(path: Path, key: str = "data.prompts") -> list[dict[str, Any]]:
+    """Rows of a prompt file, each with a ``prompt`` (text, or a list of chat messages).
+
+    A ``.jsonl`` file has one object a line; any other file has one prompt a line. Empty lines are skipped.
+
+    Raises:
+        ConfigError: If the file is missing, unreadable, malformed or empty.
+    """
+    try:
+        lines = path.expanduser().read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
+        raise ConfigError(f"{key}: {str(path)!r} cannot be read: {reason}") from None
+    rows: list[dict[str, Any]] = []
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        rows.append(_row(line, f"{key}: {path} line {number}", path.suffix == ".jsonl"))
+    if not rows:
+        raise ConfigError(f"{key}: {str(path)!r} holds no prompt; write one a line")
+    return rows
+
+
+def _row(line: str, where: str, as_json: bool) -> dict[str, Any]:
+    if not as_json:
+        return {"prompt": line.strip()}
+    try:
+        row = json.loads(line)
+    except ValueError as error:
+        raise ConfigError(f"{where} is no JSON: {error}") from None
+    if not isinstance(row, dict) or not row.get("prompt"):
+        raise ConfigError(
+            f"{where} must be an object with a non-empty 'prompt', but is {line[:60]!r}"
+        )
+    if not isinstance(row["prompt"], str | list):
+        raise ConfigError(f"{where}: 'prompt' is text or a list of messages, not {row['prompt']!r}")
+    return row

@@ -1,0 +1,128 @@
+"""Hugging Face folders or hub ids -> modules and tokenizers. The only ``from_pretrained`` calls of a trial."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from rlhf_core.errors import ConfigError
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+def pick_device(name: str, gpus: float) -> torch.device:
+    """The device of a process that was given ``gpus`` GPUs."""
+    if name == "cpu" or (name == "auto" and (gpus == 0 or not torch.cuda.is_available())):
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        raise ConfigError(
+            "model.device: 'cuda' needs a CUDA device, but torch sees none; use 'auto'"
+        )
+    return torch.device("cuda")
+
+
+def _quiet() -> None:
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    from transformers.utils import logging
+
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+
+
+def _load(auto: str, source: str, key: str, **options: Any) -> Any:
+    import transformers
+
+    _quiet()
+    try:
+        return getattr(transformers, auto).from_pretrained(source, **options)
+    except (OSError, ValueError, KeyError, ImportError) as error:
+        first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise ConfigError(f"{key}: {source!r} cannot be loaded with {auto}: {first}") from error
+
+
+def load_tokenizer(source: str, key: str = "model.policy") -> Any:
+    """The tokenizer of ``source``; one without padding pads with its end-of-sequence token."""
+    tokenizer = _load("AutoTokenizer", source, key)
+    if tokenizer.eos_token_id is None:
+        raise ConfigError(
+            f"{key}: the tokenizer of {source!r} has no end-of-sequence token; set one"
+        )
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    return tokenizer
+
+
+def tokenizer_fingerprint(tokenizer: Any) -> str:
+    """Equal for tokenizers that turn every text into the same tokens."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is not None:
+        state = json.loads(backend.to_str())
+        state.pop("padding", None)
+        state.pop("truncation", None)
+        text = json.dumps(state, sort_keys=True)
+    else:
+        text = json.dumps(tokenizer.get_vocab(), sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def load_policy(
+    source: str, dtype: str, device: torch.device, key: str = "model.policy"
+) -> nn.Module:
+    """A causal language model in evaluation mode (dropout off, in training as well)."""
+    model: nn.Module = _load("AutoModelForCausalLM", source, key, dtype=DTYPES[dtype])
+    return model.to(device).eval()
+
+
+def load_classifier(source: str, dtype: str, device: torch.device, key: str) -> nn.Module:
+    """A sequence classifier with one label, in evaluation mode."""
+    model: nn.Module = _load(
+        "AutoModelForSequenceClassification", source, key, dtype=DTYPES[dtype], num_labels=1
+    )
+    return model.to(device).eval()
+
+
+def trunk_and_head(classifier: nn.Module) -> tuple[nn.Module, nn.Linear] | None:
+    """Trunk and linear head of a decoder classifier, or None for another architecture."""
+    head = getattr(classifier, "score", None)
+    trunk = getattr(classifier, getattr(classifier, "base_model_prefix", ""), None)
+    if isinstance(head, nn.Linear) and isinstance(trunk, nn.Module):
+        return trunk, head
+    return None
+
+
+class ValueModel(nn.Module):
+    """A decoder trunk with a linear value head on every position."""
+
+    def __init__(self, trunk: nn.Module, head: nn.Linear, bias: float = 0.0) -> None:
+        super().__init__()
+        self.trunk = trunk
+        self.head = nn.Linear(head.in_features, 1, bias=True).to(head.weight)
+        with torch.no_grad():
+            self.head.weight.copy_(head.weight)
+            self.head.bias.fill_(bias)
+
+    def forward(self, tokens_BL: Tensor) -> Tensor:
+        """Values of every position, float32 [B, L]."""
+        hidden = self.trunk(input_ids=tokens_BL, use_cache=False).last_hidden_state
+        return self.head(hidden).squeeze(-1).float()
+
+
+def load_critic(
+    reward: str | None, policy: str, dtype: str, device: torch.device, bias: float = 0.0
+) -> ValueModel:
+    """The critic: trunk and head of the reward model, or the policy's trunk with a zero head."""
+    if reward is not None:
+        parts = trunk_and_head(load_classifier(reward, dtype, device, "reward.model"))
+        if parts is not None:
+            return ValueModel(*parts, bias=bias).to(device).eval()
+    model = load_policy(policy, dtype, device)
+    trunk = getattr(model, model.base_model_prefix)
+    size = model.config.get_text_config().hidden_size
+    head = nn.Linear(size, 1).to(device=device, dtype=DTYPES[dtype])
+    nn.init.zeros_(head.weight)
+    return ValueModel(trunk, head).to(device).eval()

@@ -1,0 +1,162 @@
+"""What an update reports, as sums and counts, so that micro-batches and ranks can be added.
+
+Every field is a detached 0-d tensor, float64 where it is a sum: no device is waited for until
+``metrics`` is called, and the means do not depend on how the batch was split.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyStats:
+    """Sums over tokens of one policy update.
+
+    Args:
+        tokens: Number of tokens that count.
+        loss: Sum of token losses.
+        clipped_low: Tokens whose ratio is below the range while the advantage is negative.
+        clipped_high: Tokens whose ratio is above the range while the advantage is positive.
+        ratio_max: Largest ratio; 0 without tokens.
+        kl_k1: Sum of old minus new log-probability, not clamped.
+        kl_k3: Sum of ratio - 1 - log ratio.
+    """
+
+    tokens: Tensor
+    loss: Tensor
+    clipped_low: Tensor
+    clipped_high: Tensor
+    ratio_max: Tensor
+    kl_k1: Tensor
+    kl_k3: Tensor
+
+    def __add__(self, other: PolicyStats) -> PolicyStats:
+        return PolicyStats(
+            tokens=self.tokens + other.tokens,
+            loss=self.loss + other.loss,
+            clipped_low=self.clipped_low + other.clipped_low,
+            clipped_high=self.clipped_high + other.clipped_high,
+            ratio_max=torch.maximum(self.ratio_max, other.ratio_max),
+            kl_k1=self.kl_k1 + other.kl_k1,
+            kl_k3=self.kl_k3 + other.kl_k3,
+        )
+
+    def metrics(self) -> dict[str, float]:
+        """Means over tokens and the largest ratio; all 0 without tokens."""
+        tokens, loss, low, high, ratio_max, k1, k3 = _floats(
+            self.tokens,
+            self.loss,
+            self.clipped_low,
+            self.clipped_high,
+            self.ratio_max,
+            self.kl_k1,
+            self.kl_k3,
+        )
+        count = max(tokens, 1.0)
+        return {
+            "loss": loss / count,
+            "clip_fraction_low": low / count,
+            "clip_fraction_high": high / count,
+            "ratio_max": ratio_max,
+            "approx_kl": k3 / count,
+            "approx_kl_k1": k1 / count,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class ValueStats:
+    """Sums over tokens of one value update.
+
+    Args:
+        tokens: Number of tokens that count.
+        loss: Sum of token losses.
+        clipped: Tokens whose clipped error is the larger one.
+        returns: Sum of returns.
+        returns_squared: Sum of squared returns.
+        errors: Sum of returns minus values at rollout time.
+        errors_squared: Sum of their squares.
+    """
+
+    tokens: Tensor
+    loss: Tensor
+    clipped: Tensor
+    returns: Tensor
+    returns_squared: Tensor
+    errors: Tensor
+    errors_squared: Tensor
+
+    def __add__(self, other: ValueStats) -> ValueStats:
+        return ValueStats(
+            tokens=self.tokens + other.tokens,
+            loss=self.loss + other.loss,
+            clipped=self.clipped + other.clipped,
+            returns=self.returns + other.returns,
+            returns_squared=self.returns_squared + other.returns_squared,
+            errors=self.errors + other.errors,
+            errors_squared=self.errors_squared + other.errors_squared,
+        )
+
+    def metrics(self) -> dict[str, float]:
+        r"""Means over tokens, and $1 - \mathrm{Var}(R - V) / \mathrm{Var}(R)$.
+
+        The explained variance judges the values the advantages were made from. It is 0 where all
+        returns are equal, since nothing is there to explain.
+        """
+        tokens, loss, clipped, ret, ret_squared, error, error_squared = _floats(
+            self.tokens,
+            self.loss,
+            self.clipped,
+            self.returns,
+            self.returns_squared,
+            self.errors,
+            self.errors_squared,
+        )
+        count = max(tokens, 1.0)
+        ret_var = _variance(ret, ret_squared, count)
+        error_var = _variance(error, error_squared, count)
+        return {
+            "loss": loss / count,
+            "clip_fraction": clipped / count,
+            "explained_variance": 1.0 - error_var / ret_var if ret_var > 0 else 0.0,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class EntropyStats:
+    """Sums over tokens of the policy's entropy.
+
+    Args:
+        tokens: Number of tokens that count.
+        entropy: Sum of entropies, in nats.
+    """
+
+    tokens: Tensor
+    entropy: Tensor
+
+    def __add__(self, other: EntropyStats) -> EntropyStats:
+        return EntropyStats(self.tokens + other.tokens, self.entropy + other.entropy)
+
+    def metrics(self) -> dict[str, float]:
+        """Mean entropy over tokens; 0 without tokens."""
+        tokens, total = _floats(self.tokens, self.entropy)
+        return {"entropy": total / max(tokens, 1.0)}
+
+
+def _floats(*tensors: Tensor) -> list[float]:
+    # One transfer from the device instead of one for each field.
+    values: list[float] = torch.stack([t.to(torch.float64) for t in tensors]).tolist()
+    return values
+
+
+_CANCELLATION = 1e-12
+"""Share of the mean square below which a variance from sums is rounding, not spread."""
+
+
+def _variance(total: float, total_squared: float, count: float) -> float:
+    mean_square = total_squared / count
+    variance = mean_square - (total / count) ** 2
+    return variance if variance > _CANCELLATION * mean_square else 0.0

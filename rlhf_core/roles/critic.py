@@ -1,0 +1,80 @@
+"""Critic: values of states, trained with the clipped value loss."""
+
+from __future__ import annotations
+
+from functools import reduce
+from operator import add
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rlhf_core.assets import Assets
+from rlhf_core.config.trial import TrialConfig
+from rlhf_core.errors import DivergedError
+from rlhf_core.models.forward import micro_batches, to_device, values
+from rlhf_core.models.load import load_critic, load_tokenizer, tokenizer_fingerprint
+from rlhf_core.ppo.losses import value_loss
+from rlhf_core.roles.trainer import Trainer, mean
+from rlhf_core.types import CallContext, Experience, Rollout, UpdateSettings
+
+
+class CriticRole(Trainer):
+    """A value model."""
+
+    def __init__(self, config: TrialConfig, assets: Assets, device: torch.device) -> None:
+        reward = assets.reward
+        source = reward.model if config.model.critic_init == "reward" else None
+        if source is not None and not _same_tokens(source, assets.policy):
+            source = None
+        model = load_critic(source, assets.policy, config.model.dtype, device, -reward.offset)
+        super().__init__("critic", model, device)
+        self.micro_batch_size = config.optim.micro_batch_size
+
+    @torch.no_grad()
+    def values(self, context: CallContext, rollout: Rollout) -> Tensor:
+        """Value before each response token, float32 [B, T] on the CPU, 0 outside the mask."""
+        out_BT = torch.zeros_like(rollout.logprobs_BT)
+        for rows in micro_batches(range(rollout.size), self.micro_batch_size):
+            part_BT = values(self.model, to_device(rollout.select(rows), self.device))
+            out_BT[rows, : part_BT.shape[1]] = part_BT.cpu()
+        if not bool(torch.isfinite(out_BT).all()):
+            raise DivergedError("critic", "values")
+        return out_BT
+
+    def update(
+        self, context: CallContext, experience: Experience, settings: UpdateSettings
+    ) -> dict[str, float]:
+        """One update of the critic.
+
+        Returns:
+            Metrics of group ``value``.
+
+        Raises:
+            DivergedError: If a loss or a gradient is not finite.
+        """
+
+        def loss(batch: Experience, tokens: float) -> tuple[Tensor, Any]:
+            total, stats = value_loss(
+                values(self.model, batch.rollout),
+                batch.values_BT,
+                batch.returns_BT,
+                batch.rollout.response_mask_BT,
+                clip_range=settings.value_clip,
+                normalizer=tokens,
+            )
+            if not bool(torch.isfinite(total)):
+                raise DivergedError("critic", "value loss")
+            return total, stats
+
+        parts, norms = self.run(experience, settings, loss)
+        metrics = {f"value/{k}": float(v) for k, v in reduce(add, parts).metrics().items()}
+        metrics["value/grad_norm"] = mean(norms)
+        metrics["value/lr"] = settings.optim.lr
+        return metrics
+
+
+def _same_tokens(one: str, other: str) -> bool:
+    return one == other or tokenizer_fingerprint(load_tokenizer(one)) == tokenizer_fingerprint(
+        load_tokenizer(other)
+    )

@@ -1,0 +1,37 @@
+"""Reference: log-probabilities of sampled tokens under the frozen reference policy."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from rlhf_core.assets import Assets
+from rlhf_core.config.trial import TrialConfig
+from rlhf_core.errors import DivergedError
+from rlhf_core.models.forward import logprobs, micro_batches, to_device
+from rlhf_core.models.load import load_policy
+from rlhf_core.types import CallContext, Rollout
+
+
+class ReferenceRole:
+    """A frozen policy."""
+
+    def __init__(self, config: TrialConfig, assets: Assets, device: torch.device) -> None:
+        self.model = load_policy(assets.reference, config.model.dtype, device, "model.reference")
+        self.device = device
+        self.micro_batch_size = config.optim.micro_batch_size
+
+    @torch.no_grad()
+    def logprobs(self, context: CallContext, rollout: Rollout, temperature: float) -> Tensor:
+        """Log-probabilities of response tokens at ``temperature``, float32 [B, T] on the CPU."""
+        out_BT = torch.zeros_like(rollout.logprobs_BT)
+        for rows in micro_batches(range(rollout.size), self.micro_batch_size):
+            part = to_device(rollout.select(rows), self.device)
+            part_BT, _ = logprobs(self.model, part, temperature)
+            out_BT[rows, : part_BT.shape[1]] = part_BT.cpu()
+        if not bool(torch.isfinite(out_BT).all()):
+            raise DivergedError("reference", "logprobs")
+        return out_BT
+
+    def close(self) -> None:
+        """Nothing to free."""

@@ -1,0 +1,160 @@
+"""Reward: scores of responses, by a sequence classifier or a Python function; the held-out one beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from rlhf_core.assets import Assets, RewardSource
+from rlhf_core.config.trial import TrialConfig
+from rlhf_core.errors import DivergedError
+from rlhf_core.models.forward import micro_batches
+from rlhf_core.models.load import (
+    load_classifier,
+    load_tokenizer,
+    tokenizer_fingerprint,
+    trunk_and_head,
+)
+from rlhf_core.prompts import as_messages
+from rlhf_core.roles.functions import FunctionPool
+from rlhf_core.types import CallContext, Prompt, Rollout, Scores
+
+
+class Scorer(Protocol):
+    """Scores of a rollout batch, float32 [B]."""
+
+    def __call__(self, rollout: Rollout, prompts: Sequence[Prompt]) -> Tensor: ...
+    def close(self) -> None: ...
+
+
+class RewardRole:
+    """The frozen reward and the held-out measure."""
+
+    def __init__(self, config: TrialConfig, assets: Assets, device: torch.device) -> None:
+        self.tokenizer = load_tokenizer(assets.policy)
+        self.config, self.device = config, device
+        self.proxy = self._scorer(assets.reward, "reward")
+        self.heldout = self._scorer(assets.heldout, "held-out reward") if assets.heldout else None
+
+    def _scorer(self, source: RewardSource, name: str) -> Scorer:
+        if source.function is not None:
+            reward = self.config.reward
+            pool = FunctionPool(source.function, name, reward.workers, reward.timeout_s)
+            return FunctionScorer(pool, self.tokenizer)
+        assert source.model is not None
+        return ModelScorer(source, self.tokenizer, self.config, self.device)
+
+    def scores(self, context: CallContext, rollout: Rollout, prompts: Sequence[Prompt]) -> Scores:
+        """Scores of every response.
+
+        Args:
+            context: Who asks.
+            rollout: The responses.
+            prompts: The prompt of each row.
+
+        Raises:
+            DivergedError: If a reward model returns a number that is not finite.
+        """
+        proxy_B = self.proxy(rollout, prompts)
+        heldout_B = self.heldout(rollout, prompts) if self.heldout else None
+        for name, scores_B in (("scores", proxy_B), ("held-out scores", heldout_B)):
+            if scores_B is not None and not bool(torch.isfinite(scores_B).all()):
+                raise DivergedError("reward", name)
+        return Scores(proxy_B, heldout_B)
+
+    def close(self) -> None:
+        """Ends the worker processes of reward functions."""
+        self.proxy.close()
+        if self.heldout:
+            self.heldout.close()
+
+
+class FunctionScorer:
+    """A user's function of texts, run in CPU workers."""
+
+    def __init__(self, pool: FunctionPool, tokenizer: Any) -> None:
+        self.pool, self.tokenizer = pool, tokenizer
+
+    def __call__(self, rollout: Rollout, prompts: Sequence[Prompt]) -> Tensor:
+        responses = decode_responses(self.tokenizer, rollout)
+        texts = [prompt.text for prompt in prompts]
+        metadata: list[Mapping[str, Any]] = [prompt.metadata for prompt in prompts]
+        return torch.tensor(self.pool(texts, responses, metadata), dtype=torch.float32)
+
+    def close(self) -> None:
+        self.pool.close()
+
+
+class ModelScorer:
+    """A sequence classifier with one label, fed with its own tokens and chat template."""
+
+    def __init__(
+        self, source: RewardSource, tokenizer: Any, config: TrialConfig, device: torch.device
+    ) -> None:
+        assert source.model is not None
+        self.offset, self.device, self.policy_tokenizer = source.offset, device, tokenizer
+        self.template = config.data.chat_template
+        self.micro_batch_size = config.optim.micro_batch_size
+        self.model = load_classifier(source.model, config.model.dtype, device, "reward.model")
+        self.tokenizer = load_tokenizer(source.model, "reward.model")
+        self.parts = trunk_and_head(self.model)
+        self.same_tokens = self.parts is not None and (
+            tokenizer_fingerprint(self.tokenizer) == tokenizer_fingerprint(tokenizer)
+            and self.tokenizer.chat_template == tokenizer.chat_template
+        )
+
+    @torch.no_grad()
+    def __call__(self, rollout: Rollout, prompts: Sequence[Prompt]) -> Tensor:
+        rows = self._tokens(rollout, prompts)
+        scores = [
+            self._forward([rows[i] for i in part]).float().cpu()
+            for part in micro_batches(range(len(rows)), self.micro_batch_size)
+        ]
+        return torch.cat(scores) - self.offset
+
+    def _tokens(self, rollout: Rollout, prompts: Sequence[Prompt]) -> list[list[int]]:
+        if self.same_tokens:
+            ids = rollout.tokens_BL.tolist()
+            return [row[:n] for row, n in zip(ids, rollout.lengths_B.tolist(), strict=True)]
+        responses = decode_responses(self.policy_tokenizer, rollout)
+        return [self._retokenise(p, r) for p, r in zip(prompts, responses, strict=True)]
+
+    def _retokenise(self, prompt: Prompt, response: str) -> list[int]:
+        """Tokens of prompt and response in the reward model's own vocabulary and format."""
+        if self.template == "auto" and self.tokenizer.chat_template:
+            asked = prompt.metadata.get("messages", prompt.text)
+            messages = [*as_messages(asked), {"role": "assistant", "content": response.strip()}]
+            text = self.tokenizer.apply_chat_template(messages, tokenize=False)
+            ids = self.tokenizer(text, add_special_tokens=False)["input_ids"]
+        else:
+            ids = self.tokenizer(prompt.text + response)["input_ids"]
+        limit = getattr(self.model.config, "max_position_embeddings", None) or len(ids)
+        return list(ids[-limit:]) or [self.tokenizer.eos_token_id]
+
+    def _forward(self, rows: list[list[int]]) -> Tensor:
+        width = max(len(row) for row in rows)
+        pad = self.tokenizer.pad_token_id
+        ids = torch.tensor([row + [pad] * (width - len(row)) for row in rows], device=self.device)
+        last = torch.tensor([len(row) - 1 for row in rows], device=self.device)
+        if self.parts is None:
+            mask = torch.arange(width, device=self.device) <= last.unsqueeze(1)
+            logits: Tensor = self.model(input_ids=ids, attention_mask=mask.long()).logits
+            return logits[:, 0]
+        # Pooled here: Hugging Face pools before the first padding token, wrong where padding is end-of-sequence.
+        trunk, head = self.parts
+        hidden = trunk(input_ids=ids, use_cache=False).last_hidden_state
+        picked: Tensor = head(hidden[torch.arange(len(rows), device=self.device), last])
+        return picked[:, 0]
+
+    def close(self) -> None:
+        """Nothing to free."""
+
+
+def decode_responses(tokenizer: Any, rollout: Rollout) -> list[str]:
+    """Text of every response, special tokens left out."""
+    rows = [rollout.response(row) for row in range(rollout.size)]
+    texts: list[str] = tokenizer.batch_decode(rows, skip_special_tokens=True)
+    return texts

@@ -1,0 +1,117 @@
+"""Rollout: samples responses and stamps them with the weight version that sampled them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from rlhf_core.assets import Assets
+from rlhf_core.checkpoint import load_part, save_part
+from rlhf_core.config.trial import TrialConfig
+from rlhf_core.errors import DivergedError, RlhfError
+from rlhf_core.generation.sampler import Sampling, sample
+from rlhf_core.models.load import load_policy, load_tokenizer
+from rlhf_core.models.weights import Header, load_flat
+from rlhf_core.store import open_store
+from rlhf_core.types import CallContext, Chunk, Rollout
+
+
+class ResponseSampler:
+    """Samples responses with a model that its owner may change between calls.
+
+    Args:
+        config: The trial.
+        assets: Where the tokenizer is.
+        model: The policy.
+    """
+
+    def __init__(self, config: TrialConfig, assets: Assets, model: nn.Module) -> None:
+        tokenizer = load_tokenizer(assets.policy)
+        self.model = model
+        self.sampling = Sampling(
+            max_new_tokens=config.rollout.max_new_tokens,
+            temperature=config.rollout.temperature,
+            stop_ids=_stop_ids(tokenizer, model),
+            pad_id=tokenizer.pad_token_id,
+        )
+
+    def __call__(self, role: str, chunk: Chunk, version: int) -> Rollout:
+        """One response to each prompt of the chunk, as CPU tensors, stamped with ``version``."""
+        prompts = [prompt.tokens for prompt in chunk.prompts]
+        tokens_BT, logprobs_BT, mask_BT = sample(self.model, prompts, self.sampling, chunk.seed)
+        if not bool(torch.isfinite(logprobs_BT).all()):
+            raise DivergedError(role, "logprobs of sampled tokens")
+        stop = torch.tensor(self.sampling.stop_ids, device=tokens_BT.device)
+        finished_B = (torch.isin(tokens_BT, stop) & mask_BT).any(1).cpu()
+        lengths_B = torch.tensor([len(prompt) for prompt in prompts])
+        tokens_BL = _join(prompts, tokens_BT.cpu(), mask_BT.cpu(), self.sampling.pad_id)
+        versions_B = torch.full((len(prompts),), version)
+        return Rollout(
+            tokens_BL, lengths_B, mask_BT.cpu(), logprobs_BT.cpu(), finished_B, versions_B
+        )
+
+
+class RolloutRole:
+    """Samples with its own copy of the policy."""
+
+    def __init__(self, config: TrialConfig, assets: Assets, device: torch.device) -> None:
+        self.model = load_policy(assets.policy, config.model.dtype, device)
+        self.sampler = ResponseSampler(config, assets, self.model)
+        self.version = 0
+
+    def generate(self, context: CallContext, chunk: Chunk) -> Rollout:
+        """One response to each prompt of the chunk.
+
+        Raises:
+            RlhfError: If the role does not hold the version the caller expects.
+        """
+        if context.version is not None and context.version != self.version:
+            raise RlhfError(
+                f"rollout: weights have version {self.version}, but {context.version} was expected"
+            )
+        return self.sampler("rollout", chunk, self.version)
+
+    def load_weights(self, context: CallContext, header: Header, buckets: list[Tensor]) -> int:
+        """Takes delivered weights in place; returns the version now held."""
+        load_flat(self.model, header, buckets)
+        self.version = header.version
+        return self.version
+
+    def save(self, context: CallContext, uri: str, step: int) -> dict[str, Any]:
+        """Writes the weights held, which may be older than the learner's."""
+        tensors = {name: p.detach().cpu() for name, p in self.model.named_parameters()}
+        entry = save_part(open_store(uri), step, "rollout", tensors)
+        return {**entry, "version": self.version}
+
+    @torch.no_grad()
+    def load(self, context: CallContext, uri: str, entry: dict[str, Any]) -> None:
+        """Reads weights back, with the version they had."""
+        tensors = load_part(open_store(uri), entry)
+        for name, parameter in self.model.named_parameters():
+            parameter.copy_(tensors[name])
+        self.version = int(entry["version"])
+
+    def close(self) -> None:
+        """Nothing to free."""
+
+
+def _stop_ids(tokenizer: Any, model: nn.Module) -> tuple[int, ...]:
+    """End-of-sequence tokens of the tokenizer and of the model's generation settings."""
+    named = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
+    ids = {int(tokenizer.eos_token_id)}
+    ids.update(named if isinstance(named, list) else [named] if isinstance(named, int) else [])
+    return tuple(sorted(ids))
+
+
+def _join(
+    prompts: list[tuple[int, ...]], tokens_BT: Tensor, mask_BT: Tensor, pad_id: int
+) -> Tensor:
+    """Prompt and response side by side, padded on the right, [B, L]."""
+    lengths = [len(p) + int(n) for p, n in zip(prompts, mask_BT.sum(1), strict=True)]
+    tokens_BL = torch.full((len(prompts), max(lengths)), pad_id, dtype=torch.int64)
+    for row, prompt in enumerate(prompts):
+        tokens_BL[row, : len(prompt)] = torch.tensor(prompt)
+        tokens_BL[row, len(prompt) : lengths[row]] = tokens_BT[row][mask_BT[row]]
+    return tokens_BL

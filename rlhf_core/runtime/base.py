@@ -1,0 +1,112 @@
+"""What a trial loop needs from whoever runs its roles.
+
+Calls return ``concurrent.futures.Future``, so one loop serves local objects and Ray actors, and overlap is
+visible in that loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from typing import Any, Protocol
+
+from rlhf_core.types import CallContext
+
+
+class Worker(Protocol):
+    """One process, hosting one or more roles."""
+
+    def call(self, role: str, method: str, context: CallContext, *args: Any) -> Future[Any]:
+        """Calls ``method`` of ``role``; an exception of the role is the future's."""
+        ...
+
+    def usage(self) -> Future[dict[str, dict[str, float]]]:
+        """``{caller: {role: busy seconds since the last usage call}}``."""
+        ...
+
+
+class Runtime(Protocol):
+    """The role groups of one trial."""
+
+    def group(self, role: str) -> RoleGroup:
+        """The workers of ``role``."""
+        ...
+
+    def deliver_weights(self, context: CallContext) -> Future[dict[str, float]]:
+        """Brings the learner's weights to all rollout workers.
+
+        The context's version is the one they carry afterwards. The result has ``bytes``.
+        """
+        ...
+
+    def close(self) -> None:
+        """Ends every process of the trial and returns when they are gone. May be called twice."""
+        ...
+
+
+class RoleGroup:
+    """The workers of one role.
+
+    Args:
+        role: Name of the role.
+        workers: At least one.
+    """
+
+    def __init__(self, role: str, workers: Sequence[Worker]) -> None:
+        self.role = role
+        self.workers = tuple(workers)
+
+    def call(self, method: str, context: CallContext, *args: Any) -> Future[Any]:
+        """One call, on the first worker."""
+        return self.workers[0].call(self.role, method, context, *args)
+
+    def call_all(self, method: str, context: CallContext, *args: Any) -> list[Future[Any]]:
+        """The same call on every worker."""
+        return [worker.call(self.role, method, context, *args) for worker in self.workers]
+
+    def scatter(
+        self, method: str, calls: Sequence[tuple[CallContext, tuple[Any, ...]]]
+    ) -> list[Future[Any]]:
+        """One call for each item, dealt out in turn, without waiting."""
+        return [
+            self.workers[i % len(self.workers)].call(self.role, method, context, *args)
+            for i, (context, args) in enumerate(calls)
+        ]
+
+    def map(
+        self, method: str, calls: Sequence[tuple[CallContext, tuple[Any, ...]]], ahead: int = 1
+    ) -> list[Any]:
+        """One call for each item, the next to whoever is free; results in item order.
+
+        A slow worker gets less; what is computed does not depend on who computes it.
+
+        Args:
+            method: Method of the role.
+            calls: Context and arguments of each item.
+            ahead: Calls a worker has at the same time.
+        """
+        results: list[Any] = [None] * len(calls)
+        pending: dict[Future[Any], tuple[int, Worker]] = {}
+        queue = iter(enumerate(calls))
+
+        def feed(worker: Worker) -> None:
+            item = next(queue, None)
+            if item is not None:
+                index, (context, args) = item
+                pending[worker.call(self.role, method, context, *args)] = (index, worker)
+
+        for _ in range(ahead):
+            for worker in self.workers:
+                feed(worker)
+        while pending:
+            done, _rest = wait(pending, return_when=FIRST_COMPLETED)
+            for future in done:
+                index, worker = pending.pop(future)
+                results[index] = future.result()
+                feed(worker)
+        return results
+
+
+def gather(futures: Iterable[Future[Any]]) -> list[Any]:
+    """Results of all futures, in order; the first exception is raised."""
+    return [future.result() for future in futures]

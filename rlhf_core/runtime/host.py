@@ -1,0 +1,63 @@
+"""A process that hosts roles: builds them from a ``TrialConfig`` and answers calls. No Ray."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from rlhf_core.config.trial import TrialConfig
+from rlhf_core.errors import RlhfError
+from rlhf_core.models.load import pick_device
+from rlhf_core.roles.build import build_role
+from rlhf_core.types import CallContext
+
+
+class RoleHost:
+    """Roles in this process.
+
+    Args:
+        config: The trial whose models and threads the process uses.
+        roles: Roles to host; each is built at its first call.
+        gpus: GPUs the process was given.
+    """
+
+    def __init__(self, config: TrialConfig, roles: Sequence[str], gpus: float = 0.0) -> None:
+        self.config = config
+        self.names = tuple(roles)
+        self.device = pick_device(config.model.device, gpus)
+        torch.set_num_threads(config.resources.threads)
+        self._roles: dict[str, Any] = {}
+        self._busy: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
+
+    def role(self, name: str) -> Any:
+        """The role object ``name``."""
+        if name not in self.names:
+            raise RlhfError(f"host: this process hosts {', '.join(self.names)}, not {name!r}")
+        if name not in self._roles:
+            self._roles[name] = build_role(name, self.config, self.device)
+        return self._roles[name]
+
+    def call(self, role: str, method: str, context: CallContext, *args: Any) -> Any:
+        """Calls ``method`` of ``role`` and accounts its time to the caller."""
+        target = self.role(role)
+        start = time.perf_counter()
+        try:
+            return getattr(target, method)(context, *args)
+        finally:
+            self._busy[context.caller][role] += time.perf_counter() - start
+
+    def usage(self) -> dict[str, dict[str, float]]:
+        """Busy seconds by caller and role since the last call."""
+        busy = {caller: dict(roles) for caller, roles in self._busy.items()}
+        self._busy.clear()
+        return busy
+
+    def close(self) -> None:
+        """Frees what roles hold besides memory (worker pools)."""
+        for role in self._roles.values():
+            role.close()
+        self._roles.clear()

@@ -1,0 +1,185 @@
+"""Roles as Ray actors, each pinned to its bundle of the trial's placement group.
+
+The only Ray code of the package.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Sequence
+from concurrent.futures import Future
+from typing import Any
+
+import psutil
+import ray
+from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
+from ray.util.placement_group import PlacementGroup, placement_group_table
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from rlhf_core.config.trial import TrialConfig
+from rlhf_core.errors import PlacementError, RlhfError
+from rlhf_core.runtime.base import RoleGroup
+from rlhf_core.runtime.host import RoleHost
+from rlhf_core.runtime.placement import Bundle, PlacementPlan
+from rlhf_core.types import CallContext
+
+GB = 10**9
+GONE_TIMEOUT_S = 8.0
+ENV_VARS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+
+
+def bundle_resources(bundle: Bundle) -> dict[str, float]:
+    """A bundle as Ray counts it; memory in bytes, zero amounts left out."""
+    amounts = {"CPU": bundle.cpus, "GPU": bundle.gpus, "memory": int(bundle.memory_gb * GB)}
+    return {name: amount for name, amount in amounts.items() if amount}
+
+
+class _RoleActor:
+    """A ``RoleHost`` in an actor; weights travel through the object store."""
+
+    def __init__(self, config: TrialConfig, roles: Sequence[str], gpus: float) -> None:
+        if gpus == 0:
+            # An actor without GPUs would see all of them.
+            os.environ["CUDA_VISIBLE_DEVICES"] = ""
+        self.host = RoleHost(config, roles, gpus)
+
+    def call(self, role: str, method: str, context: CallContext, *args: Any) -> Any:
+        return self.host.call(role, method, context, *args)
+
+    def usage(self) -> dict[str, dict[str, float]]:
+        return self.host.usage()
+
+    def publish(self, context: CallContext) -> tuple[Any, list[Any], float]:
+        """Puts the learner's buckets into the object store; returns header, references and bytes."""
+        header, buckets = self.host.call("learner", "publish", context)
+        size = float(sum(bucket.nbytes for bucket in buckets))
+        return header, [ray.put(bucket) for bucket in buckets], size
+
+    def receive(self, context: CallContext, header: Any, refs: list[Any]) -> int:
+        """Loads published buckets into the rollout role."""
+        return int(self.host.call("rollout", "load_weights", context, header, ray.get(refs)))
+
+    def where(self) -> dict[str, Any]:
+        """Process and node of this actor."""
+        context = ray.get_runtime_context()
+        return {
+            "pid": os.getpid(),
+            "node": context.get_node_id(),
+            "gpus": [str(i) for i in context.get_accelerator_ids().get("GPU", [])],
+        }
+
+    def close(self) -> None:
+        self.host.close()
+
+
+class RayWorker:
+    """Handle of a role actor."""
+
+    def __init__(self, actor: Any) -> None:
+        self.actor = actor
+
+    def call(self, role: str, method: str, context: CallContext, *args: Any) -> Future[Any]:
+        return _unwrapped(self.actor.call.remote(role, method, context, *args))
+
+    def usage(self) -> Future[dict[str, dict[str, float]]]:
+        return _unwrapped(self.actor.usage.remote())
+
+
+def _unwrapped(ref: Any) -> Future[Any]:
+    """The reference's future; an error raised on purpose arrives as itself, not as Ray's wrapper."""
+    outer: Future[Any] = Future()
+
+    def done(inner: Future[Any]) -> None:
+        error = inner.exception()
+        if error is None:
+            outer.set_result(inner.result())
+        elif isinstance(error, RayTaskError) and isinstance(error.cause, RlhfError):
+            outer.set_exception(error.cause)
+        else:
+            outer.set_exception(error)
+
+    ref.future().add_done_callback(done)
+    return outer
+
+
+class RayRuntime:
+    """One actor for each worker of the plan.
+
+    Args:
+        config: The trial.
+        plan: Its placement.
+        placement_group: Ready; its bundles are those of the plan.
+    """
+
+    def __init__(
+        self, config: TrialConfig, plan: PlacementPlan, placement_group: PlacementGroup
+    ) -> None:
+        if len(placement_group.bundle_specs) != len(plan.bundles):
+            raise PlacementError(
+                f"placement: the group has {len(placement_group.bundle_specs)} bundles, the plan "
+                f"{len(plan.bundles)}"
+            )
+        self.plan, self.placement_group = plan, placement_group
+        threads = str(config.resources.threads)
+        env = {"env_vars": dict.fromkeys(ENV_VARS, threads)}
+        actor_class = ray.remote(_RoleActor)
+        self._actors = []
+        for worker in plan.workers:
+            bundle = plan.bundles[worker.bundle]
+            options = actor_class.options(
+                num_cpus=bundle.cpus,
+                num_gpus=bundle.gpus,
+                memory=int(bundle.memory_gb * GB) or None,
+                runtime_env=env,
+                scheduling_strategy=PlacementGroupSchedulingStrategy(
+                    placement_group=placement_group,
+                    placement_group_bundle_index=worker.bundle,
+                    placement_group_capture_child_tasks=True,
+                ),
+            )
+            self._actors.append((worker, options.remote(config, worker.roles, bundle.gpus)))
+        self._places = ray.get([actor.where.remote() for _, actor in self._actors])
+
+    def group(self, role: str) -> RoleGroup:
+        return RoleGroup(role, [RayWorker(a) for place, a in self._actors if role in place.roles])
+
+    def placement(self) -> dict[str, Any]:
+        """The plan with the nodes and devices that were really got, as ``placement.json`` holds it."""
+        record = self.plan.as_dict()
+        nodes = placement_group_table(self.placement_group)["bundles_to_node_id"]
+        for bundle in record["bundles"]:
+            bundle["node"] = nodes.get(bundle["index"])
+        for worker, place in zip(record["workers"], self._places, strict=True):
+            worker |= {"pid": place["pid"], "gpus": place["gpus"]}
+        return record
+
+    def deliver_weights(self, context: CallContext) -> Future[dict[str, float]]:
+        learner = next(a for place, a in self._actors if "learner" in place.roles)
+        rollouts = [a for place, a in self._actors if "rollout" in place.roles]
+        header, refs, size = ray.get(learner.publish.remote(context))
+        # References travel inside a list: Ray would resolve bare ones on the way.
+        ray.get([actor.receive.remote(context, header, refs) for actor in rollouts])
+        done: Future[dict[str, float]] = Future()
+        done.set_result({"bytes": size})
+        return done
+
+    def close(self) -> None:
+        """Ends the actors and waits until their processes are gone, so that their devices are free."""
+        actors, self._actors = self._actors, []
+        if not actors:
+            return
+        # A busy or dead actor is killed all the same.
+        with contextlib.suppress(GetTimeoutError, RayActorError, RayTaskError):
+            ray.get([actor.close.remote() for _, actor in actors], timeout=2)
+        for _, actor in actors:
+            ray.kill(actor)
+        here = ray.get_runtime_context().get_node_id()
+        _wait_gone([place["pid"] for place in self._places if place["node"] == here])
+
+
+def _wait_gone(pids: Sequence[int]) -> None:
+    deadline = time.monotonic() + GONE_TIMEOUT_S
+    while any(psutil.pid_exists(pid) for pid in pids) and time.monotonic() < deadline:
+        time.sleep(0.01)

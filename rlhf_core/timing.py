@@ -1,0 +1,69 @@
+"""Seconds of each phase of an iteration, also where phases overlap."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, wait
+from contextlib import contextmanager
+from typing import Any
+
+Watch = Callable[[str, list[Future[Any]]], list[Future[Any]]]
+
+
+class Phases:
+    """A stopwatch of one iteration."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = defaultdict(float)
+        self._start = time.perf_counter()
+        self._covered = 0.0
+
+    @contextmanager
+    def __call__(self, name: str) -> Iterator[None]:
+        """Times a phase in which the loop waits."""
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            elapsed = time.perf_counter() - start
+            self.seconds[name] += elapsed
+            self._covered += elapsed
+
+    @contextmanager
+    def overlapping(self) -> Iterator[Watch]:
+        """Times calls that run side by side: yields ``watch(name, futures)``, which returns the futures.
+
+        A phase lasts from its submission to the end of its last call. The block ends when all have ended;
+        exceptions stay in their futures.
+        """
+        begin = last = time.perf_counter()
+        watched: list[Future[Any]] = []
+
+        def watch(name: str, futures: list[Future[Any]]) -> list[Future[Any]]:
+            # A local call has run when it returns, so a phase starts where the one before was handed over.
+            nonlocal last
+            start, last = last, time.perf_counter()
+
+            def done(_future: Future[Any]) -> None:
+                self.seconds[name] = max(self.seconds[name], time.perf_counter() - start)
+
+            for future in futures:
+                future.add_done_callback(done)
+            watched.extend(futures)
+            return futures
+
+        yield watch
+        wait(watched)
+        self._covered += time.perf_counter() - begin
+
+    def total(self) -> float:
+        """Seconds since the iteration began."""
+        return time.perf_counter() - self._start
+
+    def metrics(self) -> dict[str, float]:
+        """Metrics of group ``time``; ``time/wait`` is what no phase covers."""
+        total = self.total()
+        times = {f"time/{name}": seconds for name, seconds in self.seconds.items()}
+        return {**times, "time/iteration": total, "time/wait": max(0.0, total - self._covered)}

@@ -1,0 +1,306 @@
+"""One PPO-RLHF trial: a loop that yields the metrics of each iteration; whoever drives it pulls.
+
+The loop knows roles by name and calls them through a ``Runtime``; it holds no model. Nothing random is drawn from
+state, so ``k`` iterations, save, load and ``N - k`` iterations equal ``N`` iterations.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
+from typing import Any
+
+from rlhf_core import checkpoint
+from rlhf_core.assets import resolve
+from rlhf_core.config.trial import AdamWConfig, TrialConfig
+from rlhf_core.errors import CheckpointError, DivergedError
+from rlhf_core.evaluation import Sample, sample_and_score, summarise
+from rlhf_core.experience import build_experience, staleness_metrics
+from rlhf_core.metrics import IterationMetrics, first_nonfinite
+from rlhf_core.models.load import load_tokenizer
+from rlhf_core.ppo.kl_control import KLController
+from rlhf_core.ppo.minibatches import minibatch_indices
+from rlhf_core.ppo.schedule import lr_scale
+from rlhf_core.prompts import PromptSet, chunks_of
+from rlhf_core.runtime.base import Runtime, gather
+from rlhf_core.runtime.placement import PlacementPlan
+from rlhf_core.seeding import derive
+from rlhf_core.store import Store
+from rlhf_core.timing import Phases
+from rlhf_core.types import (
+    AdamWSettings,
+    CallContext,
+    Experience,
+    UpdateSettings,
+)
+
+
+class PPOTrial:
+    """A trial of ``config.budget.iterations`` iterations.
+
+    Args:
+        config: The trial.
+        runtime: Its roles.
+        plan: Its placement; costs are reserved resources x time.
+        store: Where checkpoints go; None keeps none.
+        name: Identity towards roles that serve several trials.
+    """
+
+    def __init__(
+        self,
+        config: TrialConfig,
+        runtime: Runtime,
+        plan: PlacementPlan,
+        store: Store | None = None,
+        name: str = "trial",
+    ) -> None:
+        self.config, self.runtime, self.plan, self.store, self.name = (
+            config, runtime, plan, store, name,
+        )  # fmt: skip
+        self.groups = {role: runtime.group(role) for role in ROLE_NAMES}
+        assets = resolve(config)
+        tokenizer = load_tokenizer(assets.policy)
+        self.pad_id = int(tokenizer.pad_token_id)
+        limit, template = config.data.max_prompt_tokens, config.data.chat_template
+        self.train_prompts = PromptSet(assets.prompts["train"], tokenizer, limit, template)
+        self.eval_prompts = PromptSet(assets.prompts["eval"], tokenizer, limit, template)
+        self.kl = _controller(config)
+        self.iteration = 0
+        self.rollout_version = 0
+        self.totals = {"episodes": 0.0, "tokens": 0.0, "seconds": 0.0}
+        self._started = time.perf_counter()
+        self._saved_at = self._started
+        self._best: float | None = None
+        self._evaluated = False
+
+    # The loop
+
+    def __iter__(self) -> Iterator[IterationMetrics]:
+        """Yields iteration 0 (the evaluation before the first update), then 1 .. budget."""
+        if self.iteration == 0 and not self._evaluated:
+            yield self._finish(Phases(), self._evaluate(Phases()))
+            self._evaluated = True
+        while self.iteration < self.config.budget.iterations:
+            phases = Phases()
+            metrics = self._iterate(phases)
+            if self._is_due(self.config.eval.every_iterations) or self.is_last:
+                metrics |= self._evaluate(phases)
+            yield self._finish(phases, metrics)
+
+    @property
+    def is_last(self) -> bool:
+        """Whether the budget is used up."""
+        return self.iteration >= self.config.budget.iterations
+
+    def _is_due(self, every: int | None) -> bool:
+        return every is not None and self.iteration % every == 0
+
+    def _context(self, version: int | None = None, *position: int | str) -> CallContext:
+        return CallContext(self.name, version, derive(self.config.seed, *position))
+
+    def _iterate(self, phases: Phases) -> dict[str, float]:
+        """Samples, scores, updates, delivers; the next iteration's number is in force from the start."""
+        with phases("generate"):
+            batch = self._sample()
+        experience, metrics = self._experience(batch, phases)
+        metrics |= staleness_metrics(experience.rollout, self.iteration)
+        self.iteration += 1
+        metrics |= self._update(experience, phases)
+        if self._is_due(self.config.sync_interval):
+            with phases("sync"):
+                self.runtime.deliver_weights(self._context(self.iteration)).result()
+            self.rollout_version = self.iteration
+        self.kl = self.kl.update(metrics["kl/response"], experience.rollout.size)
+        tokens = float(experience.rollout.response_mask_BT.sum())
+        self.totals["episodes"] += experience.rollout.size
+        self.totals["tokens"] += tokens
+        metrics["rollout/tokens_per_second"] = tokens / max(phases.seconds["generate"], 1e-9)
+        metrics["weights/version"] = float(self.iteration)
+        return metrics
+
+    def _sample(self) -> Sample:
+        rollout = self.config.rollout
+        count, number = rollout.prompts_per_iteration, self.iteration + 1
+        prompts = self.train_prompts.take(self.iteration * count, count, self.config.seed)
+        chunks = chunks_of(
+            prompts, rollout.samples_per_prompt, rollout.chunk_size, self.config.seed, number
+        )
+        context = self._context(self.rollout_version)
+        parts = self.groups["rollout"].map("generate", [(context, (chunk,)) for chunk in chunks])
+        return Sample(chunks, parts)
+
+    def _experience(self, batch: Sample, phases: Phases) -> tuple[Experience, dict[str, float]]:
+        whole = batch.rollout(self.pad_id)
+        with phases.overlapping() as watch:
+            values = watch("values", [self.groups["critic"].call("values", self._context(), whole)])
+            scored = batch.score(self.groups, self._context(), self.config, watch)
+        scores, ref_BT = scored.result(whole)
+        return build_experience(self.config, whole, scores, ref_BT, gather(values)[0], self.kl.coef)
+
+    def _update(self, experience: Experience, phases: Phases) -> dict[str, float]:
+        ppo, size = self.config.ppo, experience.rollout.size
+        seed = derive(self.config.seed, "minibatches", self.iteration)
+        epochs = minibatch_indices(size, ppo.minibatches, ppo.epochs, seed=seed)
+        steps = [step for epoch in epochs for step in epoch]
+        context = self._context(self.iteration)
+        with phases.overlapping() as watch:
+            futures = [
+                watch(role, [self.groups[role].call("update", context, experience, settings)])[0]
+                for role, settings in (
+                    ("critic", self._settings(self.config.optim.critic, steps)),
+                    ("learner", self._settings(self.config.optim.policy, steps)),
+                )
+            ]
+        critic, learner = gather(futures)
+        return {**learner, **critic}
+
+    def _settings(self, optim: AdamWConfig, steps: Sequence[Sequence[int]]) -> UpdateSettings:
+        ppo = self.config.ppo
+        scale = lr_scale(
+            optim.schedule,
+            self.iteration - 1,
+            horizon=optim.horizon_iterations,
+            warmup=optim.warmup_iterations,
+            min_ratio=optim.min_lr_ratio,
+        )
+        return UpdateSettings(
+            optim=AdamWSettings(
+                optim.lr * scale, optim.beta1, optim.beta2, optim.eps, optim.weight_decay,
+                optim.max_grad_norm,
+            ),
+            minibatches=steps,
+            micro_batch_size=self.config.optim.micro_batch_size,
+            temperature=self.config.rollout.temperature,
+            clip_low=ppo.clip_range_low,
+            clip_high=ppo.clip_range_high,
+            entropy_coef=ppo.entropy_coef,
+            value_clip=ppo.value_clip_range,
+        )  # fmt: skip
+
+    def _evaluate(self, phases: Phases) -> dict[str, float]:
+        """Responses to held-out prompts under the current weights, always the same prompts and seeds."""
+        seed = self.config.eval.seed
+        with phases("eval"):
+            prompts = self.eval_prompts.take(0, self.config.eval.prompts, seed)
+            chunks = chunks_of(prompts, 1, self.config.rollout.chunk_size, seed, "eval")
+            sample = sample_and_score(
+                self.groups, chunks, self._context(self.iteration), self.config, self.pad_id
+            )
+        return {f"eval/{name}": value for name, value in summarise(sample).items()}
+
+    def _finish(self, phases: Phases, metrics: dict[str, float]) -> IterationMetrics:
+        """Adds times, busy shares and costs; a number that is not finite ends the trial."""
+        self._save_if_due(phases, metrics)
+        elapsed = phases.total()
+        metrics |= phases.metrics()
+        metrics |= self._busy(elapsed)
+        now = time.perf_counter()
+        self.totals["seconds"] += now - self._started
+        self._started = now
+        for name in ("episodes", "tokens"):
+            metrics[f"cost/{name}"] = self.totals[name]
+        metrics["cost/cpu_seconds"] = self.totals["seconds"] * self.plan.total("cpus")
+        metrics["cost/gpu_seconds"] = self.totals["seconds"] * self.plan.total("gpus")
+        wrong = first_nonfinite(metrics)
+        if wrong is not None:
+            raise DivergedError("trial", wrong, f"is {metrics[wrong]}")
+        return IterationMetrics(self.iteration, dict(sorted(metrics.items())))
+
+    def _busy(self, elapsed: float) -> dict[str, float]:
+        seconds = dict.fromkeys(ROLE_NAMES, 0.0)
+        workers = {id(w): w for group in self.groups.values() for w in group.workers}
+        for usage in gather([worker.usage() for worker in workers.values()]):
+            for role, busy in usage.get(self.name, {}).items():
+                seconds[role] += busy
+        return {
+            f"util/busy_{role}": min(1.0, seconds[role] / (elapsed * len(group.workers)))
+            for role, group in self.groups.items()
+        }
+
+    # Checkpoints
+
+    def state_dict(self) -> dict[str, Any]:
+        """What the loop itself needs to go on; JSON-able. The roles' parts are saved by ``save``."""
+        return {
+            "iteration": self.iteration,
+            "rollout_version": self.rollout_version,
+            "kl_coef": self.kl.coef,
+            "totals": dict(self.totals),
+            "best": self._best,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Takes over what ``state_dict`` returned."""
+        self.iteration = int(state["iteration"])
+        self.rollout_version = int(state["rollout_version"])
+        controller = _controller(self.config)
+        self.kl = KLController(float(state["kl_coef"]), controller.target, controller.horizon)
+        self.totals = {key: float(value) for key, value in state["totals"].items()}
+        self._best = state["best"]
+        self._evaluated = True
+
+    def _save_if_due(self, phases: Phases, metrics: dict[str, float]) -> None:
+        settings, now = self.config.checkpoint, time.perf_counter()
+        minutes = (now - self._saved_at) / 60
+        by_time = settings.every_minutes is not None and minutes >= settings.every_minutes
+        due = self._is_due(settings.every_iterations) or by_time or self.is_last
+        if self.store is None or self.iteration == 0 or not due:
+            return
+        with phases("checkpoint"):
+            value = metrics.get(settings.metric)
+            is_best = value is not None and (self._best is None or value > self._best)
+            self._best = value if is_best else self._best
+            self.save(metrics)
+            if is_best:
+                checkpoint.point(self.store, "best", self.iteration)
+            checkpoint.prune(self.store, settings.keep)
+        self._saved_at = now
+
+    def save(self, metrics: dict[str, float] | None = None) -> int:
+        """Writes a checkpoint of this iteration; returns its step."""
+        if self.store is None:
+            raise CheckpointError("checkpoint: this trial was given no store")
+        step, uri = self.iteration, self.store.uri
+        futures: dict[str, Future[Any]] = {
+            role: self.groups[role].call("save", self._context(), uri, step)
+            for role in ("learner", "critic")
+        }
+        if self.rollout_version != self.iteration:
+            futures["rollout"] = self.groups["rollout"].call("save", self._context(), uri, step)
+        parts = {role: future.result() for role, future in futures.items()}
+        manifest = {"state": self.state_dict(), "parts": parts, "metrics": metrics or {}}
+        checkpoint.commit(self.store, step, manifest)
+        return step
+
+    def restore(self, step: int | None = None) -> bool:
+        """Goes back to a checkpoint, the latest by default; False where there is none."""
+        if self.store is None:
+            return False
+        step = checkpoint.pointed(self.store, "latest") if step is None else step
+        if step is None:
+            return False
+        manifest, uri = checkpoint.read_manifest(self.store, step), self.store.uri
+        parts = manifest["parts"]
+        gather(
+            self.groups[r].call("load", self._context(), uri, parts[r])
+            for r in ("learner", "critic")
+        )
+        self.load_state_dict(manifest["state"])
+        if "rollout" in parts:
+            gather(self.groups["rollout"].call_all("load", self._context(), uri, parts["rollout"]))
+        else:
+            self.runtime.deliver_weights(self._context(self.iteration)).result()
+        return True
+
+    def close(self) -> None:
+        """Ends the trial's processes."""
+        self.runtime.close()
+
+
+ROLE_NAMES = ("rollout", "learner", "critic", "reference", "reward")
+
+
+def _controller(config: TrialConfig) -> KLController:
+    kl = config.ppo.kl
+    return KLController(kl.coef, kl.target if kl.controller == "adaptive" else None, kl.horizon)

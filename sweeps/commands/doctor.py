@@ -1,0 +1,26 @@
+"""``rlhf-sweep doctor``: what is installed, whether names clash, which devices there are, whether Ray starts."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from rich.console import Console
+
+from sweeps.doctor import examine
+
+
+def register(subparsers: Any) -> None:
+    parser = subparsers.add_parser("doctor", help="check this installation")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    console = Console(highlight=False)
+    findings = examine()
+    for finding in findings:
+        mark = "[green]ok[/green]  " if finding.ok else "[red]bad[/red] "
+        console.print(f"{mark} {finding.what}", soft_wrap=True)
+        if not finding.ok:
+            console.print(f"     {finding.remedy}", soft_wrap=True)
+    return 0 if all(finding.ok for finding in findings) else 1

@@ -1,0 +1,73 @@
+"""``rlhf-sweep status`` and ``rlhf-sweep best``: what a run directory holds."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+import analysis
+from rlhf_core.errors import ConfigError
+from sweeps.record import strict_json
+from sweeps.results import verdict_line
+
+
+def register(subparsers: Any) -> None:
+    status = subparsers.add_parser("status", help="show how far a sweep is, running or not")
+    status.add_argument("directory", type=Path, metavar="DIR")
+    status.add_argument("--json", action="store_true", help="for programs")
+    status.set_defaults(run=run_status)
+    best = subparsers.add_parser("best", help="show the best trial of a sweep")
+    best.add_argument("directory", type=Path, metavar="DIR")
+    best.add_argument("--json", action="store_true", help="for programs")
+    best.set_defaults(run=run_best)
+
+
+def run_status(args: argparse.Namespace) -> int:
+    sweep = analysis.load(args.directory)
+    if args.json:
+        print(strict_json(analysis.status(sweep)))
+    else:
+        Console().print(analysis.render_status(sweep))
+    return 0
+
+
+def run_best(args: argparse.Namespace) -> int:
+    sweep = analysis.load(args.directory)
+    trial = analysis.best(sweep)
+    params = json.loads((args.directory / f"trials/{trial}/params.json").read_text())
+    document = {
+        "trial": trial,
+        "objective": sweep.objective,
+        "value": float(sweep.trials.loc[trial, "value"]),
+        "params": params,
+        "judgement": _judgement(args.directory, trial),
+    }
+    if args.json:
+        print(strict_json(document))
+        return 0
+    console = Console(highlight=False, soft_wrap=True)
+    console.print(f"[bold]{trial}[/bold]  {sweep.objective} {document['value']:.4f}")
+    for key, value in params.items():
+        console.print(
+            f"  {key:<28} {value:.6g}" if isinstance(value, float) else f"  {key:<28} {value}"
+        )
+    if document["judgement"]:
+        console.print(verdict_line(document["judgement"]))
+    if (args.directory / "best.yaml").exists():
+        console.print(f"run it alone: rlhf-sweep train {args.directory / 'best.yaml'}")
+    return 0
+
+
+def _judgement(directory: Path, trial: str) -> dict[str, Any] | None:
+    """The recorded last judgement, where it is about this trial."""
+    try:
+        recorded = json.loads((directory / "best.json").read_text())
+    except FileNotFoundError:
+        return None
+    except ValueError:
+        raise ConfigError(f"{directory / 'best.json'} is no JSON; remove it") from None
+    return recorded["judgement"] if recorded.get("trial") == trial else None

@@ -1,0 +1,61 @@
+"""``rlhf-sweep train``: one trial without a sweep, by the same code."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from rlhf_core.config import apply, load_trial, preset_names, resolve_trial
+from sweeps.commands.overrides import add_set_option, parse_overrides
+from sweeps.train import train
+
+
+def register(subparsers: Any) -> None:
+    parser = subparsers.add_parser(
+        "train",
+        help="run one trial without a sweep",
+        description="Run one trial from a TrialConfig file, such as the best.yaml of a sweep, or "
+        f"from a preset ({', '.join(preset_names())}).",
+    )
+    parser.add_argument("config", metavar="FILE|PRESET")
+    parser.add_argument("--out", type=Path, help="folder for metrics.jsonl and checkpoints")
+    parser.add_argument(
+        "--resume", action="store_true", help="go on from the latest checkpoint in --out"
+    )
+    add_set_option(parser, "budget.iterations=50")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    named = args.config in preset_names()
+    config = resolve_trial(args.config, args.config) if named else load_trial(Path(args.config))
+    config = apply(config, parse_overrides(args.overrides), "--set")
+    console = Console(highlight=False)
+    for metrics in train(config, args.out, resume=args.resume):
+        console.print(progress_line(metrics.iteration, config.budget.iterations, metrics.values))
+    if args.out is not None:
+        console.print(
+            f"{args.out}/metrics.jsonl and {args.out}/checkpoints are written", soft_wrap=True
+        )
+    return 0
+
+
+def progress_line(iteration: int, budget: int, values: dict[str, float]) -> str:
+    """One iteration in a line."""
+    shown = {
+        "reward": "reward/proxy",
+        "held-out": "reward/heldout",
+        "KL": "kl/response",
+        "entropy": "policy/entropy",
+        "eval held-out": "eval/heldout",
+        "tokens/s": "rollout/tokens_per_second",
+    }
+    parts = [
+        f"{label} {values[name]:,.0f}" if label == "tokens/s" else f"{label} {values[name]:.3f}"
+        for label, name in shown.items()
+        if name in values
+    ]
+    return f"{iteration:>4}/{budget}  " + "  ".join(parts)

@@ -1,0 +1,174 @@
+"""``SweepConfig``: what a sweep.yaml holds. Parameters are dotted keys into ``base``."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field, model_validator
+
+from rlhf_core.config.fields import Group, group, option
+from rlhf_core.config.trial import TrialConfig
+
+_CONSTRAINT = re.compile(r"^\s*([\w/.]+)\s*(<=|>=|<|>)\s*([-+]?[\d.]+(?:[eE][-+]?\d+)?)\s*$")
+
+
+class SearchConfig(Group):
+    sampler: Literal["tpe", "random", "qmc"] = option("tpe", "How Optuna proposes parameters.")
+    trials: int = option(8, "Trials of the sweep.", unit="trials", ge=1, le=1_000_000)
+    seed: int = option(0, "Seed of the sampler.", ge=0)
+    startup_trials: int = option(
+        10, "Random trials before tpe starts to model.", unit="trials", ge=1
+    )
+    max_concurrent: int | None = option(
+        None,
+        "Trials that run at the same time; null: what fits the cluster, on a rehearsal also no more "
+        "processes than cores.",
+        unit="trials",
+        ge=1,
+    )
+    objective: str = option("eval/heldout", "Metric that decides; its last value counts.")
+    direction: Literal["maximize", "minimize"] = option("maximize", "Which way is better.")
+    constraints: tuple[str, ...] = option(
+        (), "Rules on last values that a winner keeps, such as 'eval/kl_response <= 20'."
+    )
+    points: tuple[dict[str, Any], ...] = option(
+        (), "Parameters to try first, as {dotted key: value}; what is left out is sampled."
+    )
+
+
+class SchedulerConfig(Group):
+    kind: Literal["none", "asha", "median"] = option(
+        "median", "What stops a trial that is behind the others."
+    )
+    metric: str | None = option(None, "Metric it looks at; null: search.objective.")
+    grace: int = option(5, "No trial is stopped before.", unit="iterations", ge=1)
+    reduction: int = option(3, "asha: one in this many goes on at each rung.", ge=2, le=64)
+    min_trials: int = option(
+        3, "median: other trials that must have come as far.", unit="trials", ge=1
+    )
+
+
+class GuardsConfig(Group):
+    max_kl: float | None = option(
+        None, "A trial whose kl/response is above this diverged; null: no limit.",
+        unit="nats/response", gt=0,
+    )  # fmt: skip
+    patience: int = option(3, "Iterations in a row above the limit.", unit="iterations", ge=1)
+
+
+class SelectionConfig(Group):
+    test_prompts: int = option(
+        256, "Prompts of the last judgement; 0 leaves it out.", unit="prompts", ge=0
+    )
+    seed: int = option(7_000_003, "Sampling seed of the last judgement.", ge=0)
+
+
+class SweepBudget(Group):
+    minutes: float | None = option(None, "No new trial starts later than this.", unit="min", gt=0)
+    retries: int = option(2, "Times a lost trial is run again, from its last checkpoint.", ge=0)
+
+
+class RehearseConfig(Group):
+    nodes: int = option(1, "Logical nodes on this machine.", unit="nodes", ge=1, le=64)
+    cpus: float = option(16, "CPUs each node claims to have.", unit="CPUs", ge=1)
+    gpus: float = option(4, "GPUs each node claims to have.", unit="GPUs", ge=0)
+    memory_gb: float = option(256, "Memory each node claims to have.", unit="GB", ge=1)
+
+
+class ClusterConfig(Group):
+    rehearse: RehearseConfig | None = Field(
+        None, description="Ray schedules GPUs that are not there; roles compute on the CPU."
+    )
+    address: str | None = option(None, "A running Ray cluster: 'auto' or HOST:PORT.")
+    local: bool = option(True, "A Ray of its own with what this machine has.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _local_unless_named(cls, values: Any) -> Any:
+        if isinstance(values, dict) and "local" not in values:
+            named = values.get("rehearse") is not None or values.get("address") is not None
+            return {**values, "local": not named}
+        return values
+
+    @model_validator(mode="after")
+    def _one_of(self) -> ClusterConfig:
+        named = [
+            k for k in ("rehearse", "address", "local") if getattr(self, k) not in (None, False)
+        ]
+        if len(named) != 1:
+            raise ValueError(
+                f"names exactly one of rehearse, address, local, but has {named or 'none'}"
+            )
+        return self
+
+
+class StorageConfig(Group):
+    checkpoints: str | None = option(
+        None, "URI or folder for checkpoints; null: in the run directory. On several nodes it must be "
+        "one that all of them reach.",
+    )  # fmt: skip
+
+
+class TrackingConfig(Group):
+    print_every_s: float = option(
+        15.0, "Without a terminal: seconds between progress lines.", unit="s", gt=0
+    )
+
+
+class SweepConfig(Group):
+    """One sweep."""
+
+    name: str = option("sweep", "Name of the sweep.", pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")
+    program: str = option("sweeps.programs.ppo:PPOProgram", "Import path of what a trial runs.")
+    base: TrialConfig | dict[str, Any] = Field(
+        default_factory=dict,
+        description="What a trial has where the space says nothing: a TrialConfig, or with "
+        "'extends' the name of a preset and what differs from it.",
+    )
+    space: dict[str, Any] = Field(
+        default_factory=dict,
+        description="{dotted key: domain} of what is searched; a preset's name in a file is "
+        "replaced by its content.",
+    )
+    search: SearchConfig = group(SearchConfig, "What proposes parameters, and for which end.")
+    scheduler: SchedulerConfig = group(SchedulerConfig, "What stops trials early.")
+    guards: GuardsConfig = group(GuardsConfig, "What ends a trial that went wrong.")
+    selection: SelectionConfig = group(SelectionConfig, "How the winner is judged.")
+    budget: SweepBudget = group(SweepBudget, "Limits of the sweep as a whole.")
+    cluster: ClusterConfig = group(ClusterConfig, "Where trials run.")
+    storage: StorageConfig = group(StorageConfig, "Where checkpoints go.")
+    tracking: TrackingConfig = group(TrackingConfig, "What is shown while it runs.")
+
+    @model_validator(mode="after")
+    def _constraints_parse(self) -> SweepConfig:
+        for text in self.search.constraints:
+            Constraint.parse(text)
+        return self
+
+
+class Constraint:
+    """``METRIC <= NUMBER`` on the last value of a metric."""
+
+    def __init__(self, metric: str, operator: str, bound: float) -> None:
+        self.metric, self.operator, self.bound = metric, operator, bound
+
+    @classmethod
+    def parse(cls, text: str) -> Constraint:
+        """Reads a rule; a malformed one is a ValueError that shows the form."""
+        match = _CONSTRAINT.match(text)
+        if match is None:
+            raise ValueError(
+                f"search.constraints: a rule reads 'METRIC <= NUMBER' (or >=, <, >), but is {text!r}"
+            )
+        return cls(match[1], match[2], float(match[3]))
+
+    def violation(self, value: float) -> float:
+        """How far ``value`` breaks the rule; at most 0 where it is kept."""
+        return value - self.bound if self.operator in ("<", "<=") else self.bound - value
+
+
+def default_checkpoints(directory: Path) -> str:
+    """URI below which each trial keeps its checkpoints by default."""
+    return (directory / "trials").absolute().as_uri()

@@ -1,0 +1,258 @@
+"""The sweep as Tune's plug-ins see it: what to run next, what to record, whom to stop, what to tell the searcher.
+
+One object on the driver. Tune's searcher, scheduler and callback (``tuning``) are thin and only call it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from rlhf_core.errors import ConfigError
+from rlhf_core.runtime.placement import Node, shortfall
+from sweeps.decide.guards import Guards
+from sweeps.decide.stopping import Asha, MedianStopping, NoStopping, Stopping
+from sweeps.load import Loaded
+from sweeps.outcomes import Outcome, State
+from sweeps.record import RunDirectory
+
+# Keys of Tune's result that belong to the protocol between trial and driver, not to the metrics.
+PROTOCOL = ("outcome", "reason", "traceback", "placement", "durations", "iteration")
+
+
+@dataclass
+class TrialRecord:
+    """What the driver knows of a trial."""
+
+    trial: str
+    number: int
+    params: dict[str, Any]
+    state: State = State.QUEUED
+    outcome: Outcome | None = None
+    reason: str = ""
+    iteration: int = 0
+    value: float | None = None
+    finals: dict[str, float] = field(default_factory=dict)
+    retries: int = 0
+    times: dict[str, float] = field(default_factory=dict)
+    durations: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def ended(self) -> bool:
+        return self.state in (State.ENDED, State.INTERRUPTED)
+
+
+class SweepDriver:
+    """State of a running sweep.
+
+    Args:
+        loaded: The sweep.
+        directory: Where it is recorded.
+        study: Proposes parameters.
+        nodes: What the cluster offers, for the check that a trial can ever be placed.
+        max_concurrent: Trials that may run at the same time.
+    """
+
+    def __init__(
+        self,
+        loaded: Loaded,
+        directory: RunDirectory,
+        study: Any,
+        nodes: list[Node],
+        max_concurrent: int,
+    ) -> None:
+        self.loaded, self.directory, self.study, self.nodes = loaded, directory, study, nodes
+        self.max_concurrent = max_concurrent
+        self.records: dict[str, TrialRecord] = {}
+        self.interrupted = False
+        self.started = time.time()
+        self.problems: list[str] = []
+        self._stopping = _stopping(loaded)
+        guards = loaded.config.guards
+        self._guards = Guards(guards.max_kl, guards.patience)
+        self._lock = threading.RLock()
+
+    # What to run
+
+    @property
+    def live(self) -> list[TrialRecord]:
+        return [record for record in self.records.values() if not record.ended]
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether no further trial is to start."""
+        minutes = self.loaded.config.budget.minutes
+        over = minutes is not None and time.time() - self.started > 60 * minutes
+        return self.interrupted or over or len(self.records) >= self.loaded.config.search.trials
+
+    def next_trial(self) -> TrialRecord | None:
+        """A trial to run now, or None: wait for a running one. Infeasible ones are recorded and passed over."""
+        with self._lock:
+            while not self.exhausted and len(self.live) < self.max_concurrent:
+                number, params = self.study.ask()
+                record = TrialRecord(f"t{len(self.records):04d}", number, params)
+                self.records[record.trial] = record
+                self._enter(record)
+                refusal = self._refusal(params)
+                if refusal is None:
+                    return record
+                self.end(record.trial, Outcome.INFEASIBLE, refusal)
+            return None
+
+    def _enter(self, record: TrialRecord) -> None:
+        program, base = self.loaded.program, self.loaded.base
+        try:
+            config = program.resolve(base, record.params)
+        except ConfigError:
+            config = {}
+        record.times["queued"] = time.time()
+        self.directory.write_trial(record.trial, config, record.params)
+        self._line(record)
+
+    def _refusal(self, params: Mapping[str, Any]) -> str | None:
+        found = self.loaded.program.check(self.loaded.base, params)
+        if found:
+            return found[0]
+        return shortfall(self.loaded.program.placement(self.loaded.base, params), self.nodes)
+
+    # What happens to trials
+
+    def placed(self, trial: str) -> None:
+        """Its placement group is there and its process is starting."""
+        record = self.records[trial]
+        record.times["placed"] = time.time()
+        self._change(record, State.PLACED)
+
+    def result(self, trial: str, result: Mapping[str, Any]) -> None:
+        """Records what a trial reported; called for every result, the last one included."""
+        record = self.records[trial]
+        if record.ended:
+            return
+        if record.state is not State.STARTED:
+            record.times["started"] = time.time()
+            if result.get("placement"):
+                self.directory.write_placement(trial, result["placement"])
+            self._change(record, State.STARTED)
+        metrics = numbers(result)
+        if metrics:
+            record.iteration = int(result.get("iteration", record.iteration))
+            self.directory.metrics(trial, record.iteration, metrics)
+            record.finals.update(metrics)
+            objective = metrics.get(self.loaded.config.search.objective)
+            if objective is not None:
+                record.value = objective
+                self.study.report(record.number, record.iteration, objective)
+        if result.get("traceback"):
+            self.directory.error(trial, str(result["traceback"]))
+        if result.get("durations"):
+            record.durations.update(result["durations"])
+        if result.get("outcome"):
+            record.outcome = Outcome(result["outcome"])
+            record.reason = str(result.get("reason", ""))
+
+    def decide(self, trial: str, result: Mapping[str, Any]) -> bool:
+        """Whether the trial goes on after this result."""
+        record, config = self.records[trial], self.loaded.config
+        metrics, iteration = numbers(result), int(result.get("iteration", 0))
+        diverged = self._guards.decide(trial, metrics)
+        if diverged is not None:
+            record.outcome, record.reason = Outcome.DIVERGED, diverged
+            return False
+        value = metrics.get(config.scheduler.metric or config.search.objective)
+        if value is not None and config.search.direction == "minimize":
+            value = -value
+        behind = self._stopping.decide(trial, iteration, value)
+        if behind is not None:
+            record.outcome, record.reason = Outcome.STOPPED, behind
+            return False
+        return True
+
+    def retried(self, trial: str, reason: str) -> None:
+        """Its processes were lost; it starts again from its last checkpoint."""
+        record = self.records[trial]
+        record.retries += 1
+        self._change(record, State.RETRIED, reason=reason)
+
+    def end(self, trial: str, outcome: Outcome | None = None, reason: str = "") -> None:
+        """The trial is over; ending it twice changes nothing."""
+        with self._lock:
+            record = self.records[trial]
+            if record.ended:
+                return
+            record.outcome = record.outcome or outcome or Outcome.LOST
+            record.reason = record.reason or reason
+            record.times["ended"] = time.time()
+            self._change(record, State.ENDED)
+            self.study.tell(record.number, record.outcome, record.value, record.finals)
+
+    def interrupt(self) -> None:
+        """The sweep was stopped: what still ran is recorded as interrupted."""
+        self.interrupted = True
+        for record in self.live:
+            record.times["ended"] = time.time()
+            self._change(record, State.INTERRUPTED)
+        self.study.close_open()
+
+    # The ledger
+
+    def _change(self, record: TrialRecord, state: State, **extra: Any) -> None:
+        record.state = state
+        self._line(record, **extra)
+
+    def _line(self, record: TrialRecord, **extra: Any) -> None:
+        self.directory.ledger(
+            {
+                "trial": record.trial,
+                "number": record.number,
+                "state": str(record.state),
+                "outcome": str(record.outcome) if record.state is State.ENDED else None,
+                "reason": record.reason,
+                "parent_id": None,
+                "fork_iteration": None,
+                "iteration": record.iteration,
+                "value": record.value,
+                "durations": self._durations(record),
+                **extra,
+            }
+        )
+
+    def _durations(self, record: TrialRecord) -> dict[str, float]:
+        times, steps = record.times, ("queued", "placed", "started", "ended")
+        names = dict(zip(steps[1:], ("queue", "start", "run"), strict=True))
+        spans = {
+            names[later]: times[later] - times[earlier]
+            for earlier, later in itertools.pairwise(steps)
+            if earlier in times and later in times
+        }
+        return {**spans, **record.durations}
+
+
+def numbers(result: Mapping[str, Any]) -> dict[str, float]:
+    """The metrics of a Tune result: numbers whose name has a group."""
+    return {
+        key: float(value)
+        for key, value in result.items()
+        if "/" in key
+        and not key.startswith("config/")
+        and isinstance(value, int | float)
+        and not isinstance(value, bool)
+    }
+
+
+def _stopping(loaded: Loaded) -> Stopping:
+    config = loaded.config
+    scheduler = config.scheduler
+    if scheduler.kind == "asha":
+        return Asha(scheduler.grace, scheduler.reduction, _horizon(loaded))
+    if scheduler.kind == "median":
+        return MedianStopping(scheduler.grace, scheduler.min_trials)
+    return NoStopping()
+
+
+def _horizon(loaded: Loaded) -> int:
+    budget = loaded.program.resolve(loaded.base, {}).get("budget", {})
+    return int(budget.get("iterations", 100))

@@ -1,0 +1,143 @@
+"""What is shown while a sweep runs: a table on a terminal, a line now and then elsewhere."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from sweeps.driver import SweepDriver, TrialRecord
+from sweeps.outcomes import Outcome
+
+SHOWN = 12
+
+
+class LiveView:
+    """Progress of a sweep.
+
+    Args:
+        console: Where to draw.
+        iterations: Budget of a trial, for progress and time left.
+        every_s: Seconds between lines where the console is no terminal.
+    """
+
+    def __init__(self, console: Console, iterations: int | None, every_s: float) -> None:
+        self.console, self.iterations, self.every_s = console, iterations, every_s
+        self._live = Live(console=console, refresh_per_second=4, transient=False)
+        self._last = 0.0
+
+    def __enter__(self) -> LiveView:
+        if self.console.is_terminal:
+            self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.console.is_terminal:
+            self._live.stop()
+
+    def refresh(self, driver: SweepDriver) -> None:
+        """Draws the state of the sweep, at most as often as is useful."""
+        now = time.monotonic()
+        pause = 0.5 if self.console.is_terminal else self.every_s
+        if now - self._last < pause:
+            return
+        self._last = now
+        if self.console.is_terminal:
+            self._live.update(Group(trials_table(driver, self.iterations), self.headline(driver)))
+        else:
+            self.console.print(self.headline(driver))
+
+    def headline(self, driver: SweepDriver) -> Text:
+        """One line: how far, how fast, how long yet, the best so far."""
+        records = list(driver.records.values())
+        done = sum(record.ended for record in records)
+        total = driver.loaded.config.search.trials
+        parts = [f"{done}/{total} trials done, {len(driver.live)} running"]
+        speed = sum(r.finals.get("rollout/tokens_per_second", 0.0) for r in driver.live)
+        if speed:
+            parts.append(f"sampling {speed:,.0f} tokens/s")
+        elapsed = time.time() - driver.started
+        left = time_left(driver, self.iterations, elapsed)
+        parts.append(f"{clock(elapsed)} gone" + (f", about {clock(left)} left" if left else ""))
+        best = best_record(driver)
+        if best is not None:
+            parts.append(
+                f"best {driver.loaded.config.search.objective} {best.value:.3f} ({best.trial})"
+            )
+        return Text("; ".join(parts))
+
+
+def best_record(driver: SweepDriver) -> TrialRecord | None:
+    """The trial with the best last objective so far, diverged ones left out."""
+    sign = 1 if driver.loaded.config.search.direction == "maximize" else -1
+    candidates = [
+        r
+        for r in driver.records.values()
+        if r.value is not None and r.outcome in (None, Outcome.COMPLETED, Outcome.STOPPED)
+    ]
+    return max(candidates, key=lambda r: sign * (r.value or 0.0), default=None)
+
+
+def time_left(driver: SweepDriver, iterations: int | None, elapsed: float) -> float | None:
+    """Seconds to the end at the speed so far, or None while that is unknown."""
+    if iterations is None:
+        return None
+    records = list(driver.records.values())
+    done = sum(1.0 if r.ended else min(1.0, r.iteration / iterations) for r in records)
+    total = driver.loaded.config.search.trials
+    return elapsed / done * (total - done) if done > 0.2 else None
+
+
+def clock(seconds: float) -> str:
+    """Seconds as m:ss or h:mm:ss."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
+def trials_table(driver: SweepDriver, iterations: int | None) -> Table:
+    """Running trials first, then the latest that ended."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name, justify in _COLUMNS:
+        table.add_column(name, justify=justify, no_wrap=True)
+    live = driver.live
+    ended = [r for r in driver.records.values() if r.ended]
+    for record in [*live, *reversed(ended)][:SHOWN]:
+        table.add_row(*_row(record, iterations))
+    hidden = len(driver.records) - min(len(driver.records), SHOWN)
+    if hidden:
+        table.add_row(f"+{hidden}", "earlier")
+    return table
+
+
+_COLUMNS: tuple[tuple[str, Any], ...] = (
+    ("trial", "left"),
+    ("state", "left"),
+    ("iteration", "right"),
+    ("proxy", "right"),
+    ("held-out", "right"),
+    ("KL", "right"),
+    ("tokens/s", "right"),
+)
+
+
+def _row(record: TrialRecord, iterations: int | None) -> list[str]:
+    def number(name: str, form: str = ".2f") -> str:
+        value = record.finals.get(name)
+        return format(value, form) if value is not None else "-"
+
+    state = str(record.outcome) if record.ended and record.outcome else str(record.state)
+    progress = f"{record.iteration}/{iterations}" if iterations else str(record.iteration)
+    return [
+        record.trial,
+        state,
+        progress,
+        number("reward/proxy"),
+        number("eval/heldout"),
+        number("kl/response"),
+        number("rollout/tokens_per_second", ",.0f"),
+    ]

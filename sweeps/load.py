@@ -1,0 +1,171 @@
+"""A sweep.yaml, a preset's name or plain values -> ``Loaded``: everything checked, nothing started."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from rlhf_core.config.fields import validate
+from rlhf_core.config.io import parse_yaml, read_mapping
+from rlhf_core.config.overrides import merge, nest
+from rlhf_core.errors import ConfigError, nearest
+from search_spaces import Space, SpaceError, codec, presets
+from sweeps.config import Constraint, SweepConfig
+from sweeps.programs.base import TrialProgram, load_program
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A sweep that is ready to be planned.
+
+    Attributes:
+        config: The sweep; its ``base`` as the user wrote it.
+        base: ``base`` as plain values.
+        space: What is searched.
+        program: What a trial runs.
+    """
+
+    config: SweepConfig
+    base: Mapping[str, Any]
+    space: Space
+    program: TrialProgram
+
+
+def preset_names() -> tuple[str, ...]:
+    """Names of the sweeps that come with the package."""
+    folder = resources.files("sweeps") / "presets"
+    return tuple(sorted(f.name[:-5] for f in folder.iterdir() if f.name.endswith(".yaml")))
+
+
+def read_sweep(source: str) -> dict[str, Any]:
+    """Plain values of a sweep file, or of the preset with that name."""
+    if source in preset_names():
+        text = (resources.files("sweeps") / "presets" / f"{source}.yaml").read_text("utf-8")
+        values: dict[str, Any] = parse_yaml(text, source)
+        return values
+    path = Path(source).expanduser()
+    if not path.exists() and not path.suffix:
+        raise ConfigError(
+            f"no sweep {source!r}: it is neither a file nor one of the presets "
+            f"{', '.join(preset_names())}{nearest(source, preset_names())}"
+        )
+    return read_mapping(path)
+
+
+def load_sweep(
+    source: str | Mapping[str, Any], overrides: Mapping[str, Any] | None = None
+) -> Loaded:
+    """Reads and checks a sweep.
+
+    Args:
+        source: A file, a preset's name, or plain values.
+        overrides: ``{dotted key of the sweep: value}``, e.g. ``base.budget.iterations``.
+
+    Raises:
+        ConfigError: With all problems found.
+    """
+    name = source if isinstance(source, str) else "sweep"
+    values = read_sweep(source) if isinstance(source, str) else dict(source)
+    values = merge(_expand_base(values), nest(overrides or {}))
+    spaced = values.get("space", {})
+    space = _read_space(spaced, name)
+    config = validate(SweepConfig, {**values, "base": {}, "space": codec.to_dict(space)}, name)
+    program = load_program(config.program)
+    loaded = Loaded(config, values.get("base") or {}, space, program)
+    found = [f"{name}: {line}" for line in _problems(loaded)]
+    if found:
+        raise ConfigError(found)
+    return loaded
+
+
+def _expand_base(values: dict[str, Any]) -> dict[str, Any]:
+    """``base: NAME`` is short for ``base: {extends: NAME}``."""
+    base = values.get("base")
+    return {**values, "base": {"extends": base}} if isinstance(base, str) else values
+
+
+def _read_space(spaced: object, name: str) -> Space:
+    try:
+        if isinstance(spaced, str):
+            return presets.load(spaced)
+        if isinstance(spaced, dict) and "schema_version" in spaced:
+            return codec.from_dict(spaced)
+        if isinstance(spaced, dict):
+            extends = spaced.get("extends")
+            own = codec.parse({k: v for k, v in spaced.items() if k != "extends"})
+            return presets.load(str(extends)).merge(own) if extends else own
+    except SpaceError as error:
+        raise ConfigError([f"{name}: space: {line}" for line in error.problems]) from None
+    raise ConfigError(f"{name}: space is a preset's name or a mapping of keys, but is {spaced!r}")
+
+
+def _problems(loaded: Loaded) -> list[str]:
+    config, program, space = loaded.config, loaded.program, loaded.space
+    found = list(program.check(loaded.base, {}))
+    keys = program.keys()
+    unknown = [key for key in space if key not in keys]
+    found += [f"space: unknown key {key!r}{nearest(key, keys)}" for key in unknown]
+    if not unknown and not found:
+        found += _space_problems(loaded)
+    found += _metric_problems(config, program)
+    for number, point in enumerate(config.search.points):
+        strange = [key for key in point if key not in space]
+        found += [
+            f"search.points[{number}]: {key!r} is not searched{nearest(key, space)}"
+            for key in strange
+        ]
+        found += [
+            f"search.points[{number}]: {key} = {value!r} lies outside {space[key].domain}"
+            for key, value in point.items()
+            if key in space and not space[key].domain.contains(value)
+        ]
+    return found
+
+
+def corner_points(space: Space) -> list[dict[str, Any]]:
+    """The space's first and last value of every parameter alone and together: what a rule would trip over."""
+    first = {key: ends(parameter.domain)[0] for key, parameter in space.items()}
+    last = {key: ends(parameter.domain)[1] for key, parameter in space.items()}
+    singles = [{**first, key: value} for key in space for value in ends(space[key].domain)]
+    points = [first, last, *singles]
+    return [{k: v for k, v in point.items() if k in space.active(point)} for point in points]
+
+
+def ends(domain: Any) -> tuple[Any, ...]:
+    """Values to try of a domain: its bounds, or all of its choices, the first and the last at the ends."""
+    if hasattr(domain, "low"):
+        return (domain.low, domain.high)
+    if hasattr(domain, "values"):
+        values = tuple(domain.values)
+        return (values[0], values[-1], *values[1:-1])
+    return (domain.value, domain.value)
+
+
+def _space_problems(loaded: Loaded) -> list[str]:
+    lines: dict[str, None] = {}
+    for point in corner_points(loaded.space):
+        for line in loaded.program.check(loaded.base, point):
+            lines.setdefault(f"space: {line}")
+    return list(lines)
+
+
+def _metric_problems(config: SweepConfig, program: TrialProgram) -> list[str]:
+    known = program.metrics()
+    if known is None:
+        return []
+    named = {
+        "search.objective": config.search.objective,
+        "scheduler.metric": config.scheduler.metric or config.search.objective,
+        **{
+            f"search.constraints[{i}]": Constraint.parse(text).metric
+            for i, text in enumerate(config.search.constraints)
+        },
+    }
+    return [
+        f"{key}: no metric {metric!r}{nearest(metric, known)}"
+        for key, metric in named.items()
+        if metric not in known
+    ]

@@ -1,0 +1,105 @@
+"""What a trial runs, as Tune sees it: parameters in, metrics out. PPO is one case, a script of yours another."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+from rlhf_core.errors import ConfigError
+from rlhf_core.metrics import IterationMetrics
+from rlhf_core.runtime.placement import PlacementPlan
+from rlhf_core.store import Store
+
+
+@dataclass(frozen=True)
+class TrialContext:
+    """What a running trial is given.
+
+    Attributes:
+        trial: Its id.
+        base: The sweep's ``base``, as plain values.
+        params: ``{dotted key: value}`` of this trial.
+        store: Its own store; a trial that finds a checkpoint there goes on from it.
+        placement_group: Ray's group with the bundles of ``TrialProgram.placement``, or None outside Ray.
+    """
+
+    trial: str
+    base: Mapping[str, Any]
+    params: Mapping[str, Any]
+    store: Store
+    placement_group: Any = None
+
+
+@runtime_checkable
+class RunningTrial(Protocol):
+    """A started trial: an iterator of metrics."""
+
+    def __iter__(self) -> Iterator[IterationMetrics]: ...
+    @property
+    def is_last(self) -> bool:
+        """Whether the metrics yielded last were the final ones."""
+        ...
+
+    def placement(self) -> dict[str, Any]:
+        """What ``placement.json`` holds."""
+        ...
+
+    def close(self) -> None:
+        """Ends everything the trial started."""
+        ...
+
+
+@runtime_checkable
+class TrialProgram(Protocol):
+    """A kind of trial. Its methods other than ``start`` are cheap and run on the driver."""
+
+    def keys(self) -> tuple[str, ...]:
+        """Dotted keys a space may use."""
+        ...
+
+    def check(self, base: Mapping[str, Any], params: Mapping[str, Any]) -> list[str]:
+        """Problems of a configuration, one line each."""
+        ...
+
+    def resolve(self, base: Mapping[str, Any], params: Mapping[str, Any]) -> dict[str, Any]:
+        """The whole configuration of a trial, as ``config.json`` holds it."""
+        ...
+
+    def prepare(self, base: Mapping[str, Any], progress: Any = None) -> None:
+        """Builds what all trials read, once, before the sweep starts."""
+        ...
+
+    def placement(self, base: Mapping[str, Any], params: Mapping[str, Any]) -> PlacementPlan:
+        """Where the processes of a trial go."""
+        ...
+
+    def processes(self, base: Mapping[str, Any], params: Mapping[str, Any]) -> int:
+        """Processes that compute at the same time, times their threads."""
+        ...
+
+    def metrics(self) -> tuple[str, ...] | None:
+        """Names of metrics it reports; None where any name may come."""
+        ...
+
+    def start(self, context: TrialContext) -> RunningTrial:
+        """Starts a trial, from its latest checkpoint where there is one."""
+        ...
+
+
+def load_program(path: str) -> TrialProgram:
+    """The program behind ``package.module:Class``."""
+    module_name, _, name = path.partition(":")
+    try:
+        program: TrialProgram = getattr(importlib.import_module(module_name), name)()
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ConfigError(
+            f"program: {path!r} must be 'package.module:Class' of a TrialProgram: {error}"
+        ) from error
+    if not isinstance(program, TrialProgram):
+        missing = [
+            m for m in dir(TrialProgram) if not m.startswith("_") and not hasattr(program, m)
+        ]
+        raise ConfigError(f"program: {path!r} is no TrialProgram: it lacks {', '.join(missing)}")
+    return program

@@ -1,0 +1,96 @@
+"""PPO-RLHF as a ``TrialProgram``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from rlhf_core.assets import problems, task_folder
+from rlhf_core.config import TrialConfig, apply, known_keys, resolve_trial
+from rlhf_core.errors import ConfigError
+from rlhf_core.metrics import CATALOGUE, IterationMetrics
+from rlhf_core.runtime.placement import PlacementPlan, plan_placement
+from sweeps.programs.base import TrialContext
+
+
+def trial_config(base: Mapping[str, Any], params: Mapping[str, Any]) -> TrialConfig:
+    """The configuration of one trial."""
+    return apply(resolve_trial(dict(base), "base"), dict(params), "parameters")
+
+
+class PPOProgram:
+    """The built-in program."""
+
+    def keys(self) -> tuple[str, ...]:
+        return known_keys()
+
+    def check(self, base: Mapping[str, Any], params: Mapping[str, Any]) -> list[str]:
+        try:
+            config = trial_config(base, params)
+        except ConfigError as error:
+            return list(error.problems)
+        return problems(config)
+
+    def resolve(self, base: Mapping[str, Any], params: Mapping[str, Any]) -> dict[str, Any]:
+        return trial_config(base, params).model_dump(mode="json")
+
+    def prepare(self, base: Mapping[str, Any], progress: Any = None) -> None:
+        task_folder(trial_config(base, {}), progress)
+
+    def placement(self, base: Mapping[str, Any], params: Mapping[str, Any]) -> PlacementPlan:
+        return plan_placement(trial_config(base, params).resources)
+
+    def processes(self, base: Mapping[str, Any], params: Mapping[str, Any]) -> int:
+        config = trial_config(base, params)
+        return len(plan_placement(config.resources).workers) * config.resources.threads
+
+    def metrics(self) -> tuple[str, ...] | None:
+        return tuple(CATALOGUE)
+
+    def start(self, context: TrialContext) -> RunningPPO:
+        return RunningPPO(trial_config(context.base, context.params), context)
+
+
+class RunningPPO:
+    """A PPO trial with its runtime: one process for layout ``fused``, Ray actors for ``split``."""
+
+    def __init__(self, config: TrialConfig, context: TrialContext) -> None:
+        # Imported where a trial runs: the driver of a sweep needs no torch.
+        from rlhf_core.trial import PPOTrial
+
+        self.plan = plan_placement(config.resources)
+        self.runtime = self._runtime(config, context)
+        try:
+            self.trial = PPOTrial(config, self.runtime, self.plan, context.store, context.trial)
+            self.trial.restore()
+        except BaseException:
+            self.runtime.close()
+            raise
+
+    def _runtime(self, config: TrialConfig, context: TrialContext) -> Any:
+        if config.resources.layout == "fused":
+            from rlhf_core.runtime.local import LocalRuntime
+
+            return LocalRuntime(config, self.plan, self.plan.total("gpus"))
+        from rlhf_core.runtime.ray_runtime import RayRuntime
+
+        if context.placement_group is None:
+            raise ConfigError(
+                "resources.layout: 'split' needs a Ray placement group; run the trial through Ray "
+                "or use 'fused'"
+            )
+        return RayRuntime(config, self.plan, context.placement_group)
+
+    def __iter__(self) -> Iterator[IterationMetrics]:
+        return iter(self.trial)
+
+    @property
+    def is_last(self) -> bool:
+        return self.trial.is_last
+
+    def placement(self) -> dict[str, Any]:
+        record = getattr(self.runtime, "placement", self.plan.as_dict)
+        return dict(record())
+
+    def close(self) -> None:
+        self.trial.close()

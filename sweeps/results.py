@@ -1,0 +1,118 @@
+"""What a sweep leaves behind for people: leaderboard, plots, the best configuration and its last judgement."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+import analysis
+from rlhf_core.config import dump_yaml, resolve_trial
+from rlhf_core.errors import ConfigError, RlhfError
+from rlhf_core.store import LocalStore, open_store
+from sweeps.load import Loaded
+from sweeps.record import strict_json
+from sweeps.tuning.runner import storage_root
+
+
+@dataclass(frozen=True)
+class Results:
+    """Where things are, and who won.
+
+    Attributes:
+        directory: The run directory.
+        best: Id of the best trial, or None where no trial may win.
+        judgement: Its last judgement, or None.
+        notes: What could not be made, one line each.
+    """
+
+    directory: Path
+    best: str | None
+    judgement: dict[str, Any] | None
+    notes: tuple[str, ...]
+
+
+def write_results(loaded: Loaded, directory: Path, console: Console) -> Results:
+    """Writes ``leaderboard.csv``, the plots, ``best.yaml`` and ``best.json``; a part that fails is noted."""
+    sweep = analysis.load(directory)
+    notes: list[str] = list(sweep.warnings)
+    store = LocalStore(directory)
+    table = analysis.leaderboard(sweep)
+    store.put("leaderboard.csv", table.to_csv(index=False).encode())
+    for name, draw in (
+        ("curves.png", analysis.plot_learning_curves),
+        ("parameters.png", analysis.plot_parameters),
+    ):
+        try:
+            analysis.save(draw(sweep), directory / name)
+        except (RlhfError, ValueError, OSError) as error:
+            notes.append(f"{name}: {error}")
+    try:
+        best = analysis.best(sweep)
+    except ConfigError as error:
+        return Results(directory, None, None, (*notes, *error.problems))
+    judgement = _judge(loaded, directory, best, notes, console)
+    _write_best(sweep, loaded, directory, best, judgement)
+    return Results(directory, best, judgement, tuple(notes))
+
+
+def _judge(
+    loaded: Loaded, directory: Path, best: str, notes: list[str], console: Console
+) -> dict[str, Any] | None:
+    selection = loaded.config.selection
+    if selection.test_prompts == 0 or not loaded.config.program.endswith(":PPOProgram"):
+        return None
+    # torch is needed from here on only.
+    from rlhf_core.judgement import judge
+
+    config = resolve_trial(json.loads((directory / f"trials/{best}/config.json").read_text()), best)
+    root = storage_root(directory, loaded.config.storage.checkpoints)
+    try:
+        with console.status(f"judging {best} on {selection.test_prompts} test prompts"):
+            verdict = judge(
+                config, open_store(f"{root}/{best}"), selection.test_prompts, selection.seed
+            )
+    except RlhfError as error:
+        notes.append(f"judgement: {error}")
+        return None
+    return verdict.as_dict()
+
+
+def _write_best(
+    sweep: Any, loaded: Loaded, directory: Path, best: str, judgement: dict[str, Any] | None
+) -> None:
+    store = LocalStore(directory)
+    row = sweep.trials.loc[best]
+    document = {
+        "trial": best,
+        "outcome": str(row["outcome"]),
+        "objective": loaded.config.search.objective,
+        "value": float(row["value"]),
+        "judgement": judgement,
+    }
+    store.put("best.json", strict_json(document).encode())
+    values = json.loads((directory / f"trials/{best}/config.json").read_text())
+    if not loaded.config.program.endswith(":PPOProgram"):
+        store.put("best.yaml", json.dumps(values, indent=1).encode())
+        return
+    config = resolve_trial(values, best)
+    header = (
+        f"Best trial of sweep {loaded.config.name!r}: {best}, "
+        f"{loaded.config.search.objective} = {document['value']:.4g}\n"
+        "Run it without the sweep: rlhf-sweep train best.yaml"
+    )
+    store.put("best.yaml", dump_yaml(config, header).encode())
+
+
+def verdict_line(judgement: dict[str, Any]) -> str:
+    """The last judgement as a sentence."""
+    return (
+        f"{judgement['metric']} reward {judgement['before']:.3f} -> {judgement['after']:.3f} "
+        f"({judgement['gain']:+.3f} +- {judgement['stderr']:.3f}, "
+        f"{judgement['standard_errors']:.1f} standard errors) at a KL of "
+        f"{judgement['kl_response']:.1f} nats/response, on {judgement['prompts']} prompts never "
+        "trained on"
+    )

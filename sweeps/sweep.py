@@ -1,0 +1,129 @@
+"""``Sweep``: launch a sweep from a script. The command line does nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from rlhf_core.errors import PlacementError
+from rlhf_core.runtime.placement import Node
+from sweeps.driver import SweepDriver
+from sweeps.live import LiveView
+from sweeps.load import Loaded, load_sweep
+from sweeps.plan import SweepPlan, plan_sweep
+from sweeps.record import RunDirectory, check_target
+from sweeps.results import Results, write_results
+
+
+class Interrupted(KeyboardInterrupt):
+    """The sweep was stopped; its directory holds everything up to then."""
+
+
+class Sweep:
+    """A checked sweep.
+
+    Example:
+        >>> from sweeps import Sweep
+        >>> results = Sweep.from_yaml("quickstart").run("runs/quickstart")
+        >>> results.best
+    """
+
+    def __init__(self, loaded: Loaded) -> None:
+        self.loaded = loaded
+
+    @classmethod
+    def from_yaml(cls, source: str | Path, overrides: Mapping[str, Any] | None = None) -> Sweep:
+        """From a file or a preset's name.
+
+        Args:
+            source: File or preset.
+            overrides: ``{dotted key of the sweep: value}``, such as ``{"search.trials": 4}``.
+
+        Raises:
+            ConfigError: With every problem found.
+        """
+        return cls(load_sweep(str(source), overrides))
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Sweep:
+        """From plain values, keys as in a sweep.yaml."""
+        return cls(load_sweep(values))
+
+    def plan(self, nodes: list[Node] | None = None) -> SweepPlan:
+        """What the sweep would do on ``nodes``, by default on those its cluster section promises."""
+        from sweeps.tuning.cluster import expected_nodes
+
+        known = nodes if nodes is not None else expected_nodes(self.loaded.config.cluster)
+        return plan_sweep(self.loaded, known or [])
+
+    def run(self, out: str | Path, console: Console | None = None) -> Results:
+        """Runs the sweep to its end.
+
+        Args:
+            out: The run directory; must not hold anything yet.
+            console: Where progress goes.
+
+        Raises:
+            ConfigError: Before Ray starts: the folder is in use, or no node can hold a trial.
+            Interrupted: After Ctrl-C or SIGTERM, once everything is stopped and recorded.
+        """
+        from sweeps.tuning import cluster, runner
+        from sweeps.tuning.study import Study
+
+        console = console or Console(stderr=True)
+        config, directory = self.loaded.config, Path(out).expanduser().absolute()
+        expected = cluster.expected_nodes(config.cluster)
+        if expected is not None:
+            _refuse(plan_sweep(self.loaded, expected))
+        check_target(directory)
+        self._prepare(console)
+        record = RunDirectory(directory)
+        record.write_sweep(self.loaded, {"cluster": config.cluster.model_dump(mode="json")})
+        with console.status("starting Ray"):
+            stack = cluster.running(config.cluster)
+            nodes = stack.__enter__()
+        failure: tuple[Any, Any, Any] = (None, None, None)
+        try:
+            plan = plan_sweep(self.loaded, nodes)
+            _refuse(plan)
+            program, base = self.loaded.program, self.loaded.base
+            study = Study(
+                directory,
+                config.name,
+                config.search,
+                self.loaded.space,
+                lambda params: program.check(base, params),
+            )
+            driver = SweepDriver(self.loaded, record, study, nodes, plan.max_concurrent)
+            checkpoints = runner.storage_root(directory, config.storage.checkpoints)
+            view = LiveView(console, plan.iterations, config.tracking.print_every_s)
+            with view:
+                runner.run(driver, checkpoints, view)
+        finally:
+            stack.__exit__(*failure)
+        return self._finish(driver, directory, console)
+
+    def _prepare(self, console: Console) -> None:
+        """Builds what trials read before anything is scheduled."""
+        with console.status("preparing the task") as status:
+
+            def note(stage: str, done: int, total: int) -> None:
+                status.update(f"preparing the task, once: {stage} {done}/{total}")
+
+            self.loaded.program.prepare(self.loaded.base, note)
+
+    def _finish(self, driver: SweepDriver, directory: Path, console: Console) -> Results:
+        for problem in driver.problems:
+            console.print(f"[red]a plug-in failed and was passed over:[/red] {problem}")
+        if driver.interrupted:
+            raise Interrupted(str(directory))
+        return write_results(self.loaded, directory, console)
+
+
+def _refuse(plan: SweepPlan) -> None:
+    """A sweep in which some trial fits nowhere is refused; the space must not hold what no node can."""
+    if plan.problems:
+        raise PlacementError(dict.fromkeys(plan.problems))

@@ -1,0 +1,105 @@
+"""One trial outside a sweep: the same program, driven by a loop instead of by Tune."""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from rlhf_core.assets import problems, task_folder
+from rlhf_core.config import TrialConfig
+from rlhf_core.errors import ConfigError, PlacementError
+from rlhf_core.metrics import IterationMetrics
+from rlhf_core.runtime.placement import plan_placement, shortfall
+from rlhf_core.store import LocalStore
+from sweeps.config import ClusterConfig, RehearseConfig
+from sweeps.programs.base import TrialContext
+from sweeps.programs.ppo import PPOProgram
+from sweeps.record import strict_json
+
+
+def train(
+    config: TrialConfig, out: Path | None = None, *, resume: bool = False
+) -> Iterator[IterationMetrics]:
+    """Runs a trial; yields the metrics of each iteration.
+
+    Layout ``fused`` runs in this process. Layout ``split`` runs on a Ray of its own; where this
+    machine has not the GPUs that the roles ask for, they are logical and the roles compute on the CPU.
+
+    Args:
+        config: The trial.
+        out: Where ``config.json``, ``metrics.jsonl`` and checkpoints go; None keeps nothing.
+        resume: Goes on from the latest checkpoint in ``out``.
+
+    Raises:
+        ConfigError: If something the trial reads is missing, or ``out`` holds another trial.
+    """
+    found = problems(config)
+    if found:
+        raise ConfigError(found)
+    with contextlib.ExitStack() as stack:
+        if out is None:
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rlhf-train-")))
+        else:
+            folder = out.expanduser().absolute()
+            _check_folder(folder, resume)
+        store = LocalStore(folder)
+        store.put("config.json", strict_json(config.model_dump(mode="json")).encode())
+        task_folder(config)
+        group = stack.enter_context(_placement_group(config))
+        base = config.model_dump()
+        running = PPOProgram().start(TrialContext("train", base, {}, store, group))
+        stack.callback(running.close)
+        store.put("placement.json", strict_json(running.placement()).encode())
+        for metrics in running:
+            line = {"iteration": metrics.iteration, "timestamp": time.time(), **metrics.values}
+            store.append("metrics.jsonl", strict_json(line))
+            yield metrics
+
+
+def _check_folder(folder: Path, resume: bool) -> None:
+    if resume and not (folder / "checkpoints/latest.json").exists():
+        raise ConfigError(f"--resume: {folder} holds no checkpoint; leave --resume out")
+    if not resume and folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ConfigError(
+            f"--out: {folder} is not empty; name another folder, or add --resume to go on from there"
+        )
+
+
+@contextlib.contextmanager
+def _placement_group(config: TrialConfig) -> Iterator[Any]:
+    """A ready placement group on a Ray of its own, or None for a trial in this process."""
+    if config.resources.layout == "fused":
+        yield None
+        return
+    import ray
+    from ray.util.placement_group import placement_group, remove_placement_group
+
+    from rlhf_core.runtime.ray_runtime import bundle_resources
+    from sweeps.tuning import cluster
+
+    plan = plan_placement(config.resources)
+    local = ClusterConfig(local=True)
+    lack = shortfall(plan, cluster.expected_nodes(local) or [])
+    if lack is not None:
+        local = ClusterConfig(
+            rehearse=RehearseConfig(
+                cpus=max(1.0, plan.total("cpus")),
+                gpus=plan.total("gpus"),
+                memory_gb=max(1.0, plan.total("memory_gb")),
+            )
+        )
+    with cluster.running(local) as nodes:
+        lack = shortfall(plan, nodes)
+        if lack is not None:
+            raise PlacementError(lack)
+        bundles = [bundle_resources(bundle) for bundle in plan.bundles]
+        group = placement_group(bundles, strategy=plan.strategy)
+        ray.get(group.ready())
+        try:
+            yield group
+        finally:
+            remove_placement_group(group)

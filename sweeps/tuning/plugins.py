@@ -1,0 +1,152 @@
+"""Tune's searcher, scheduler and callback of a sweep: thin, and nothing they call may raise into Tune.
+
+They are pickled with the Tuner, so they hold the sweep's key and find its driver here.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from ray import tune
+from ray.exceptions import RayActorError
+from ray.tune.experiment import Trial
+from ray.tune.schedulers import FIFOScheduler, TrialScheduler
+from ray.tune.search import Searcher
+
+from sweeps.driver import SweepDriver
+from sweeps.outcomes import Outcome
+
+logger = logging.getLogger(__name__)
+DRIVERS: dict[str, SweepDriver] = {}
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def never_raise(default: Any = None) -> Callable[[F], F]:
+    """An exception in a plug-in would end the sweep: it is logged and noted, and ``default`` is returned."""
+
+    def wrap(function: F) -> F:
+        @functools.wraps(function)
+        def guarded(self: Any, *args: Any, **kwargs: Any) -> Any:
+            try:
+                return function(self, *args, **kwargs)
+            except Exception as error:
+                logger.exception("%s failed", function.__qualname__)
+                self.driver.problems.append(f"{function.__qualname__}: {error!r}")
+                return default
+
+        return guarded  # type: ignore[return-value]
+
+    return wrap
+
+
+class _Plugin:
+    key: str
+
+    @property
+    def driver(self) -> SweepDriver:
+        return DRIVERS[self.key]
+
+
+class SweepSearcher(_Plugin, Searcher):
+    """Hands out the driver's next trial."""
+
+    def __init__(self, key: str, base: Any, program: str, checkpoints: str) -> None:
+        super().__init__()
+        self.key, self._fixed = key, {
+            "base": base, "program": program, "checkpoints": checkpoints,
+        }  # fmt: skip
+
+    @never_raise(default=Searcher.FINISHED)
+    def suggest(self, trial_id: str) -> Any:
+        record = self.driver.next_trial()
+        if record is not None:
+            return {**self._fixed, "trial": record.trial, **record.params}
+        # With nothing running, None would freeze the controller for minutes.
+        return None if self.driver.live and not self.driver.exhausted else Searcher.FINISHED
+
+    def on_trial_complete(self, trial_id: str, result: Any = None, error: bool = False) -> None:
+        """Told through the callback, which sees every end."""
+
+    def on_trial_result(self, trial_id: str, result: Any) -> None:
+        """Told through the callback."""
+
+    def save(self, checkpoint_path: str) -> None:
+        """The study is durable by itself."""
+
+    def restore(self, checkpoint_path: str) -> None:
+        """The study is durable by itself."""
+
+
+class SweepScheduler(_Plugin, FIFOScheduler):
+    """Asks the driver after each result whether the trial goes on."""
+
+    def __init__(self, key: str) -> None:
+        super().__init__()
+        self.key = key
+
+    @never_raise(default=TrialScheduler.CONTINUE)
+    def on_trial_result(self, tune_controller: Any, trial: Trial, result: dict[str, Any]) -> str:
+        go_on = self.driver.decide(name_of(trial), result)
+        return TrialScheduler.CONTINUE if go_on else TrialScheduler.STOP
+
+
+class SweepCallback(_Plugin, tune.Callback):
+    """Records what happens to trials."""
+
+    def __init__(self, key: str, view: Any) -> None:
+        self.key = key
+        self._view = view
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"key": self.key, "_view": None}
+
+    @never_raise()
+    def on_step_end(self, iteration: int, trials: list[Trial], **info: Any) -> None:
+        if self._view is not None:
+            self._view.refresh(self.driver)
+
+    @never_raise()
+    def on_trial_start(
+        self, iteration: int, trials: list[Trial], trial: Trial, **info: Any
+    ) -> None:
+        self.driver.placed(name_of(trial))
+
+    @never_raise()
+    def on_trial_result(
+        self, iteration: int, trials: list[Trial], trial: Trial, result: dict[str, Any], **info: Any
+    ) -> None:
+        self.driver.result(name_of(trial), result)
+
+    @never_raise()
+    def on_trial_recover(
+        self, iteration: int, trials: list[Trial], trial: Trial, **info: Any
+    ) -> None:
+        self.driver.retried(name_of(trial), "a process of the trial was lost")
+
+    @never_raise()
+    def on_trial_complete(
+        self, iteration: int, trials: list[Trial], trial: Trial, **info: Any
+    ) -> None:
+        self.driver.end(name_of(trial), Outcome.COMPLETED)
+
+    @never_raise()
+    def on_trial_error(
+        self, iteration: int, trials: list[Trial], trial: Trial, **info: Any
+    ) -> None:
+        error = trial.get_error()
+        lost = (
+            error is None
+            or isinstance(error, RayActorError)
+            or isinstance(getattr(error, "cause", None), RayActorError)
+        )
+        first = str(error).strip().splitlines()[0] if error is not None and str(error) else ""
+        reason = first or "a process of the trial was lost and its retries are used up"
+        self.driver.end(name_of(trial), Outcome.LOST if lost else Outcome.FAILED, reason)
+
+
+def name_of(trial: Trial) -> str:
+    """Our id of a Tune trial."""
+    return str(trial.config["trial"])

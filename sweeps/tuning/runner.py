@@ -1,0 +1,110 @@
+"""Builds the Tuner of a sweep and runs it to its end, its interruption or its death."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from ray import tune
+from ray.tune import CheckpointConfig, FailureConfig, RunConfig, TuneConfig
+
+from sweeps.driver import SweepDriver
+from sweeps.outcomes import Outcome
+from sweeps.tuning.plugins import DRIVERS, SweepCallback, SweepScheduler, SweepSearcher
+from sweeps.tuning.trainable import ProgramTrainable
+
+
+def run(driver: SweepDriver, checkpoints: str, view: Any = None) -> None:
+    """Runs all trials of the driver on the connected cluster.
+
+    Returns when the sweep is over or was interrupted (``driver.interrupted``). Every trial has then ended, or is
+    recorded as interrupted.
+    """
+    key = str(driver.directory.path)
+    DRIVERS[key] = driver
+    loaded = driver.loaded
+    _environment(driver.max_concurrent)
+    searcher = SweepSearcher(key, dict(loaded.base), loaded.config.program, checkpoints)
+    with tempfile.TemporaryDirectory(prefix="rlhf-sweep-") as scratch, _interrupts(driver):
+        tuner = tune.Tuner(
+            ProgramTrainable,
+            tune_config=TuneConfig(
+                search_alg=searcher,
+                scheduler=SweepScheduler(key),
+                num_samples=loaded.config.search.trials,
+                trial_name_creator=_name,
+                trial_dirname_creator=_name,
+            ),
+            run_config=RunConfig(
+                name="tune",
+                storage_path=scratch,
+                callbacks=[SweepCallback(key, view)],
+                failure_config=FailureConfig(max_failures=loaded.config.budget.retries),
+                checkpoint_config=CheckpointConfig(checkpoint_at_end=False),
+                verbose=0,
+            ),
+        )
+        try:
+            tuner.fit()
+        except KeyboardInterrupt:
+            driver.interrupted = True
+        finally:
+            del DRIVERS[key]
+            _settle(driver)
+
+
+def _settle(driver: SweepDriver) -> None:
+    """Tune tells nobody about trials that it ends by itself (interruption, its own death)."""
+    if driver.live:
+        driver.interrupt()
+    for record in driver.records.values():
+        if not record.ended:
+            driver.end(record.trial, Outcome.LOST)
+
+
+def _name(trial: Any) -> str:
+    return str(trial.config["trial"])
+
+
+@contextlib.contextmanager
+def _interrupts(driver: SweepDriver) -> Iterator[None]:
+    """Notes an interruption; SIGTERM counts as Ctrl-C. Tune itself handles SIGINT while it runs."""
+
+    def terminate(_number: int, _frame: Any) -> None:
+        driver.interrupted = True
+        os.kill(os.getpid(), signal.SIGINT)
+
+    try:
+        previous = signal.signal(signal.SIGTERM, terminate)
+    except ValueError:
+        # Not in the main thread (a notebook's executor): signals stay as they are.
+        yield
+        return
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, previous)
+
+
+def _environment(max_concurrent: int) -> None:
+    os.environ["TUNE_MAX_PENDING_TRIALS_PG"] = str(max_concurrent)
+    os.environ["TUNE_DISABLE_AUTO_CALLBACK_LOGGERS"] = "1"
+    os.environ["TUNE_DISABLE_STRICT_METRIC_CHECKING"] = "1"
+    os.environ.setdefault("TUNE_FORCE_TRIAL_CLEANUP_S", "60")
+    os.environ.setdefault("RAY_AIR_NEW_OUTPUT", "0")
+    os.environ.setdefault("TUNE_WARN_INSUFFICENT_RESOURCE_THRESHOLD_S", "1000000")
+    for name in ("ray.tune", "ray.air"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+
+
+def storage_root(directory: Path, configured: str | None) -> str:
+    """URI below which each trial has its store."""
+    if configured is None:
+        return str((directory / "trials").absolute())
+    return configured.rstrip("/")

@@ -1,0 +1,145 @@
+"""A trial as a Tune trainable: one ``step`` is one iteration; nothing deterministic escapes as an exception."""
+
+from __future__ import annotations
+
+import os
+import time
+import traceback
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import ray
+from ray import tune
+from ray.exceptions import RayActorError
+from ray.util import get_current_placement_group
+
+from rlhf_core.errors import DivergedError
+from rlhf_core.runtime.placement import Bundle, PlacementPlan
+from rlhf_core.runtime.ray_runtime import bundle_resources
+from rlhf_core.store import open_store
+from sweeps.outcomes import Outcome
+from sweeps.programs.base import RunningTrial, TrialContext, load_program
+
+PPO = "sweeps.programs.ppo:PPOProgram"
+# Keys of a Tune config that are ours; every other key is a dotted parameter.
+OWN_KEYS = ("base", "program", "trial", "checkpoints")
+
+
+def params_of(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The searched parameters in a Tune config."""
+    return {key: value for key, value in config.items() if key not in OWN_KEYS}
+
+
+class ProgramTrainable(tune.Trainable):
+    """Drives a ``TrialProgram``.
+
+    The config holds dotted parameters, and optionally ``base`` (values or a preset's name), ``program``
+    (import path), ``trial`` (id) and ``checkpoints`` (URI; without it nothing is saved beyond Tune's folder).
+    """
+
+    program_path: ClassVar[str] = PPO
+
+    @classmethod
+    def default_resource_request(cls, config: dict[str, Any]) -> tune.PlacementGroupFactory:
+        """The bundles of the trial's plan. Never raises: that would end the sweep."""
+        try:
+            program = load_program(config.get("program", cls.program_path))
+            plan = program.placement(_base(config), params_of(config))
+        except Exception:  # noqa: BLE001 - setup of the trial meets the same error and reports it
+            plan = PlacementPlan("fused", "PACK", (Bundle("head", 0.1, 0.0, 0.0),), ())
+        bundles = [bundle_resources(bundle) for bundle in plan.bundles]
+        return tune.PlacementGroupFactory(bundles, strategy=plan.strategy)
+
+    def setup(self, config: dict[str, Any]) -> None:
+        # Roles are built in the first step: an error here would look like a lost process.
+        self._running: RunningTrial | None = None
+        self._metrics: Any = None
+        self._born = time.perf_counter()
+
+    def step(self) -> dict[str, Any]:
+        """One iteration; ends the trial with an outcome instead of raising, unless a process was lost."""
+        try:
+            return self._step()
+        except RayActorError:
+            # Tune skips cleanup() for these.
+            self.cleanup()
+            raise
+        except DivergedError as error:
+            return self._ended(Outcome.DIVERGED, error)
+        except MemoryError as error:
+            return self._ended(Outcome.INFEASIBLE, error)
+        except Exception as error:  # noqa: BLE001 - the declared fault boundary: the trial
+            oom = type(error).__name__ in ("OutOfMemoryError", "OutOfMemory")
+            return self._ended(Outcome.INFEASIBLE if oom else Outcome.FAILED, error)
+
+    def _step(self) -> dict[str, Any]:
+        result: dict[str, Any] = {}
+        if self._running is None:
+            self._running = self._start()
+            self._metrics = iter(self._running)
+            result["placement"] = self._placed(self._running.placement())
+            result["durations"] = {"load": time.perf_counter() - self._born}
+        metrics = next(self._metrics, None)
+        if metrics is None:
+            return {**result, "done": True, "outcome": str(Outcome.COMPLETED)}
+        result |= {"iteration": metrics.iteration, **metrics.values}
+        if self._running.is_last:
+            result |= {"done": True, "outcome": str(Outcome.COMPLETED)}
+        return result
+
+    def _start(self) -> RunningTrial:
+        config = self.config
+        program = load_program(config.get("program", self.program_path))
+        trial = config.get("trial", self.trial_id)
+        root = config.get("checkpoints") or f"{self.logdir}/trials"
+        context = TrialContext(
+            trial=trial,
+            base=_base(config),
+            params=params_of(config),
+            store=open_store(f"{root}/{trial}"),
+            placement_group=get_current_placement_group(),
+        )
+        return program.start(context)
+
+    def _placed(self, placement: dict[str, Any]) -> dict[str, Any]:
+        """Names this process's node where the program did not."""
+        node = ray.get_runtime_context().get_node_id()
+        for bundle in placement.get("bundles", []):
+            if bundle.get("node") is None:
+                bundle["node"] = node
+        return placement
+
+    def _ended(self, outcome: Outcome, error: BaseException) -> dict[str, Any]:
+        lines = str(error).strip().splitlines()
+        reason = f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+        text = "".join(traceback.format_exception(error))
+        return {"done": True, "outcome": str(outcome), "reason": reason, "traceback": text}
+
+    def cleanup(self) -> None:
+        """Ends the trial's processes and waits for them."""
+        running, self._running, self._metrics = self._running, None, None
+        if running is not None:
+            running.close()
+
+    def save_checkpoint(self, checkpoint_dir: str) -> dict[str, Any]:
+        # Checkpoints are the program's, in its own store; a restarted trial finds the latest there.
+        return {}
+
+    def load_checkpoint(self, checkpoint: dict[str, Any] | None) -> None:
+        return None
+
+
+class PPOTrainable(ProgramTrainable):
+    """PPO-RLHF, for a ``ray.tune.Tuner`` of your own: ``param_space={"base": "tiny", "ppo.kl.coef": ...}``."""
+
+    program_path = PPO
+
+
+def _base(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    base = config.get("base", {})
+    return {"extends": base} if isinstance(base, str) else base
+
+
+def quiet_worker() -> None:
+    """Keeps libraries of a worker process from writing to the driver's terminal."""
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")

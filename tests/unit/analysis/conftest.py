@@ -1,0 +1,198 @@
+"""Synthetic run directories, written by the contract in docs/run_directory.md."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+START = 1_790_000_000.0
+PARAMETERS: list[dict[str, Any]] = [
+    {"key": "optim.policy.lr", "type": "float", "low": 1e-6, "high": 1e-3, "log": True},
+    {"key": "optim.critic.lr", "type": "float", "low": 1e-5, "high": 1e-2, "log": True},
+    {"key": "ppo.clip_range_low", "type": "float", "low": 0.05, "high": 0.3, "log": False},
+    {"key": "sync.interval", "type": "int", "low": 1, "high": 8, "log": False},
+    {
+        "key": "ppo.estimator",
+        "type": "choice",
+        "values": ["gae", "rloo", "reinforce_baseline", "group_norm"],
+    },
+    {"key": "resources.cpus_per_gpu", "type": "choice", "values": [4, 8, 12]},
+]
+
+
+class Builder:
+    """Writes one run directory, trial by trial."""
+
+    def __init__(self, path: Path, **info: Any) -> None:
+        self.path = path
+        self.time = START
+        self.info = {
+            "schema_version": 1,
+            "name": "synthetic",
+            "created": START,
+            "objective": {"metric": "eval/heldout", "direction": "maximize"},
+            "constraints": ["eval/kl_response <= 20"],
+            "trials": 8,
+            **info,
+        }
+        path.mkdir(parents=True, exist_ok=True)
+        self.write("sweep.json", self.info)
+        self.write("space.json", {"schema_version": 1, "parameters": PARAMETERS})
+
+    def write(self, name: str, content: object) -> Path:
+        target = self.path / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text(json.dumps(content, allow_nan=False))
+        return target
+
+    def append(self, name: str, *lines: Mapping[str, Any]) -> None:
+        target = self.path / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with target.open("a") as file:
+            file.writelines(json.dumps(line, allow_nan=False) + "\n" for line in lines)
+
+    def state(self, trial: str, state: str, **fields: Any) -> None:
+        self.time += 1.0
+        number = int(trial.removeprefix("t"))
+        line = {"time": self.time, "trial": trial, "number": number, "state": state, **fields}
+        self.append("trials.jsonl", line)
+
+    def begin(self, trial: str, params: Mapping[str, Any] | None = None, **fields: Any) -> None:
+        """Queued, placed and started, with its files."""
+        self.state(trial, "queued", **fields)
+        folder = f"trials/{trial}"
+        self.write(f"{folder}/params.json", dict(params or {}))
+        self.write(
+            f"{folder}/placement.json",
+            {
+                "layout": "split",
+                "bundles": [
+                    {"index": 0, "cpus": 0.1, "gpus": 0, "memory_gb": 1, "node": "n1"},
+                    {"index": 1, "cpus": 4, "gpus": 1, "memory_gb": 32, "node": "n1"},
+                ],
+                "workers": [
+                    {"name": "learner-0", "roles": ["learner", "critic"], "index": 0, "bundle": 1}
+                ],
+            },
+        )
+        self.state(trial, "placed")
+        self.state(trial, "started")
+
+    def report(self, trial: str, iteration: int, **metrics: float | None) -> None:
+        """One metrics line; ``a__b`` stands for ``a/b``."""
+        named = {key.replace("__", "/"): value for key, value in metrics.items()}
+        line = {"iteration": iteration, "timestamp": self.time, **named}
+        self.append(f"trials/{trial}/metrics.jsonl", line)
+
+    def end(self, trial: str, outcome: str, value: float | None = None, **fields: Any) -> None:
+        durations = {"queue": 0.5, "placement": 0.1, "start": 3.0, "run": 20.0, "stop": 0.1}
+        self.state(
+            trial,
+            "ended",
+            **{"outcome": outcome, "reason": "", "value": value, "durations": durations, **fields},
+        )
+
+    def completed(self, trial: str, value: float | None, kl: float = 5.0, **fields: Any) -> None:
+        """A whole trial of two iterations."""
+        self.begin(trial, fields.pop("params", None))
+        self.report(trial, 0, eval__heldout=0.0, reward__proxy=0.0, kl__response=0.0)
+        self.report(
+            trial,
+            2,
+            eval__heldout=value,
+            eval__heldout_stderr=0.1,
+            eval__kl_response=kl,
+            reward__proxy=1.0,
+            kl__response=kl,
+            cost__gpu_seconds=7.0,
+        )
+        self.end(trial, "completed", value, iteration=2, **fields)
+
+
+@pytest.fixture
+def builder(tmp_path: Path) -> Builder:
+    """An empty sweep that maximises eval/heldout under eval/kl_response <= 20."""
+    return Builder(tmp_path / "run")
+
+
+@pytest.fixture
+def every_outcome(builder: Builder) -> Builder:
+    """One trial of each outcome, then one interrupted, one running and one queued."""
+    builder.completed("t0000", 1.0)
+    builder.completed("t0001", 2.0)
+    for trial, outcome, value in (("t0002", "stopped", 0.4), ("t0003", "diverged", None)):
+        builder.begin(trial)
+        builder.report(trial, 1, eval__heldout=0.4, kl__response=30.0)
+        builder.end(trial, outcome, value, iteration=1, reason=f"{outcome} by rule")
+    builder.state("t0004", "queued")
+    builder.end("t0004", "infeasible", reason="no node holds 4 GPUs", durations={"queue": 0.1})
+    builder.begin("t0005")
+    builder.end("t0005", "failed", reason="ValueError: boom")
+    builder.begin("t0006")
+    builder.end("t0006", "lost", reason="node died 3 times")
+    builder.begin("t0007")
+    builder.report("t0007", 1, eval__heldout=0.9)
+    builder.state("t0007", "interrupted")
+    builder.begin("t0008")
+    builder.report("t0008", 3, eval__heldout=0.7)
+    builder.state("t0009", "queued")
+    return builder
+
+
+def draw_params(rng: random.Random) -> dict[str, Any]:
+    """A point of PARAMETERS."""
+    return {
+        "optim.policy.lr": 10 ** rng.uniform(-6, -3),
+        "optim.critic.lr": 10 ** rng.uniform(-5, -2),
+        "ppo.clip_range_low": rng.uniform(0.05, 0.3),
+        "sync.interval": rng.randint(1, 8),
+        "ppo.estimator": rng.choice(["gae", "rloo", "reinforce_baseline", "group_norm"]),
+        "resources.cpus_per_gpu": rng.choice([4, 8, 12]),
+    }
+
+
+def simulate(builder: Builder, count: int, iterations: int = 20, seed: int = 1) -> None:
+    """A sweep whose curves look like those of PPO: good near lr 1e-4, divergence above."""
+    rng = random.Random(seed)
+    for number in range(count):
+        trial, params = f"t{number:04d}", draw_params(rng)
+        lr = math.log10(params["optim.policy.lr"])
+        builder.begin(trial, params)
+        fate = "diverged" if lr > -3.3 else "stopped" if rng.random() < 0.35 else "completed"
+        if rng.random() < 0.04:
+            builder.end(trial, "infeasible", reason="out of GPU memory")
+            continue
+        last = iterations if fate == "completed" else rng.randint(3, iterations - 2)
+        gain = 2.0 * math.exp(-((lr + 4.2) ** 2)) + 0.2 * (params["ppo.estimator"] == "gae")
+        value = 0.0
+        for i in range(last + 1):
+            value = gain * (1 - math.exp(-i / 7)) + rng.gauss(0, 0.06)
+            wild = math.exp(max(0, i - last + 4) * 1.5) if fate == "diverged" else 1.0
+            curves = {
+                "reward__proxy": 1.3 * value + rng.gauss(0, 0.1),
+                "kl__response": (4 + lr) ** 2 + i * gain * 0.4 * wild,
+                "cost__gpu_seconds": 3.0 * i,
+            }
+            if i % 5 == 0 or i == last:
+                curves |= {"eval__heldout": value, "eval__heldout_stderr": 0.05}
+                curves |= {"eval__kl_response": i * gain * 0.4}
+            builder.report(trial, i, **curves)
+        builder.end(trial, fate, None if fate == "diverged" else value, iteration=last)
+
+
+@pytest.fixture
+def simulated(tmp_path: Path) -> Callable[[int], Path]:
+    """Makes a directory of so many simulated trials."""
+
+    def make(count: int) -> Path:
+        builder = Builder(tmp_path / f"sim{count}", trials=count)
+        simulate(builder, count)
+        return builder.path
+
+    return make
