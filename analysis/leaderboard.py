@@ -147,16 +147,9 @@ def render_leaderboard(sweep: Sweep, top: int | None = 20) -> Table:
     board, objective = leaderboard(sweep, top), sweep.objective
     columns = _fixed_columns(board)
     params = [c for c in board.columns if c.startswith("params.")]
-    short = shorten(params)
     told = _told_reasons(board)
-    room = WIDTH - sum(map(_width, columns)) - (min(_width(told), _REASON_WIDTH + 2) if told else 0)
-    shown = []
-    for key in params:
-        column = _Text(short[key], [number(v) for v in _objects(board[key])])
-        if _width(column) > room:
-            continue
-        room -= _width(column)
-        shown.append(column)
+    taken = min(_width(told), _REASON_WIDTH + 2) if told else 0
+    shown = _fitting(board, params, WIDTH - sum(map(_width, columns)) - taken)
     left = len(params) - len(shown)
     table = Table(
         box=box.SIMPLE_HEAD,
@@ -175,6 +168,18 @@ def render_leaderboard(sweep: Sweep, top: int | None = 20) -> Table:
     for cells in zip(*(c.cells for c in columns), strict=True):
         table.add_row(*cells, style=None if cells[0] != DASH else "dim")
     return table
+
+
+def _fitting(board: pd.DataFrame, params: Sequence[str], room: int) -> list[_Text]:
+    """The parameters, in the order of the space, that find a place in so many columns of text."""
+    short = shorten(params)
+    shown = []
+    for key in params:
+        column = _Text(short[key], [number(v) for v in _objects(board[key])])
+        if _width(column) <= room:
+            room -= _width(column)
+            shown.append(column)
+    return shown
 
 
 class _Text:

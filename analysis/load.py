@@ -114,9 +114,7 @@ def load(path: str | Path) -> Sweep:
     space = _space_file(root, warnings)
     ledger = _lines(root / "trials.jsonl", "trials.jsonl", warnings)
     states = frames.last_states(ledger)
-    for trial in _unlisted(root, states):
-        warnings.append(f"trials.jsonl: no line of trial {trial}, which has a folder")
-        states[trial] = {"state": "unknown", "durations": {}}
+    _add_unlisted(root, states, warnings)
     stored = _read_trials(root, states, warnings)
     iterations = frames.iterations_frame(stored.metrics)
     odd = sorted({name for own in stored.metrics.values() for name in own.odd})
@@ -171,11 +169,13 @@ def _lines(path: Path, name: str, warnings: list[str]) -> list[dict[str, Any]]:
         return []
 
 
-def _unlisted(root: Path, states: Mapping[str, Any]) -> list[str]:
+def _add_unlisted(root: Path, states: dict[str, dict[str, Any]], warnings: list[str]) -> None:
     folder = root / "trials"
-    if not folder.is_dir():
-        return []
-    return sorted(p.name for p in folder.iterdir() if p.is_dir() and p.name not in states)
+    found = sorted(p.name for p in folder.iterdir() if p.is_dir()) if folder.is_dir() else []
+    for trial in found:
+        if trial not in states:
+            warnings.append(f"trials.jsonl: no line of trial {trial}, which has a folder")
+            states[trial] = {"state": "unknown", "durations": {}}
 
 
 def _read_trials(root: Path, states: Mapping[str, Any], warnings: list[str]) -> _Stored:

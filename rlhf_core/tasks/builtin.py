@@ -46,8 +46,8 @@ class BuiltinRecipe:
     sentences: int = 12_000
     vocab: int = 1024
     model: ModelSize = field(default_factory=ModelSize)
-    policy: Schedule = field(default_factory=lambda: Schedule(steps=300, batch=64, lr=4e-3))
-    reward: Schedule = field(default_factory=lambda: Schedule(steps=110, batch=64, lr=2e-3))
+    policy: Schedule = field(default_factory=lambda: Schedule(steps=240, batch=64, lr=4e-3))
+    reward: Schedule = field(default_factory=lambda: Schedule(steps=100, batch=64, lr=2e-3))
     train_prompts: int = 600
     eval_prompts: int = 192
     test_prompts: int = 384

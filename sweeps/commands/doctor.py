@@ -5,9 +5,8 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from rich.console import Console
-
 from sweeps.doctor import examine
+from sweeps.terminal import make_console
 
 
 def register(subparsers: Any) -> None:
@@ -16,7 +15,7 @@ def register(subparsers: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    console = Console(highlight=False)
+    console = make_console()
     findings = examine()
     for finding in findings:
         mark = "[green]ok[/green]  " if finding.ok else "[red]bad[/red] "

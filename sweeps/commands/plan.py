@@ -5,13 +5,13 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
 from rlhf_core.errors import ConfigError
 from sweeps.commands.overrides import add_set_option, parse_overrides
 from sweeps.plan import Shape, SweepPlan, plan_sweep
 from sweeps.sweep import Sweep
+from sweeps.terminal import make_console
 
 
 def register(subparsers: Any) -> None:
@@ -23,7 +23,7 @@ def register(subparsers: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     sweep = Sweep.from_yaml(args.sweep, parse_overrides(args.overrides))
-    console = Console(highlight=False)
+    console = make_console()
     plan = _plan(sweep)
     config = sweep.loaded.config
     rehearsed = " (logical GPUs)" if config.cluster.rehearse else ""

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
+from sweeps.terminal import make_console
 
 
 def register(subparsers: Any) -> None:
@@ -29,7 +29,7 @@ def run(args: argparse.Namespace) -> int:
 
     from rlhf_core.tasks.prepare import PrepareRecipe, prepare
 
-    console = Console()
+    console = make_console()
     recipe = replace(
         PrepareRecipe(),
         seed=args.seed,
@@ -43,6 +43,6 @@ def run(args: argparse.Namespace) -> int:
 
         task = prepare(args.data, args.out, recipe, note)
     for name, value in task.metrics.items():
-        console.print(f"{name:<32} {value:.4g}", highlight=False)
-    console.print(f"use it: --set base.data.task={args.out}", highlight=False, soft_wrap=True)
+        console.print(f"{name:<32} {value:.4g}")
+    console.print(f"use it: --set base.data.task={args.out}", soft_wrap=True)
     return 0

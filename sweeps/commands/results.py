@@ -7,12 +7,11 @@ import json
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
 import analysis
 from rlhf_core.errors import ConfigError
 from sweeps.record import strict_json
 from sweeps.results import verdict_line
+from sweeps.terminal import make_console
 
 
 def register(subparsers: Any) -> None:
@@ -31,7 +30,7 @@ def run_status(args: argparse.Namespace) -> int:
     if args.json:
         print(strict_json(analysis.status(sweep)))
     else:
-        Console().print(analysis.render_status(sweep))
+        make_console().print(analysis.render_status(sweep))
     return 0
 
 
@@ -41,7 +40,7 @@ def run_best(args: argparse.Namespace) -> int:
     params = json.loads((args.directory / f"trials/{trial}/params.json").read_text())
     document = {
         "trial": trial,
-        "objective": sweep.objective,
+        "objective": sweep.objective.metric,
         "value": float(sweep.trials.loc[trial, "value"]),
         "params": params,
         "judgement": _judgement(args.directory, trial),
@@ -49,8 +48,8 @@ def run_best(args: argparse.Namespace) -> int:
     if args.json:
         print(strict_json(document))
         return 0
-    console = Console(highlight=False, soft_wrap=True)
-    console.print(f"[bold]{trial}[/bold]  {sweep.objective} {document['value']:.4f}")
+    console = make_console()
+    console.print(f"[bold]{trial}[/bold]  {document['objective']} {document['value']:.4f}")
     for key, value in params.items():
         console.print(
             f"  {key:<28} {value:.6g}" if isinstance(value, float) else f"  {key:<28} {value}"

@@ -7,13 +7,12 @@ import time
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
 import analysis
 from sweeps.commands.overrides import add_set_option, parse_overrides
 from sweeps.load import preset_names
 from sweeps.results import verdict_line
 from sweeps.sweep import Interrupted, Sweep
+from sweeps.terminal import make_console
 
 INTERRUPTED = 130
 
@@ -31,7 +30,7 @@ def register(subparsers: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    console = Console()
+    console = make_console()
     sweep = Sweep.from_yaml(args.sweep, parse_overrides(args.overrides))
     config = sweep.loaded.config
     out = args.out or Path("runs") / f"{config.name}-{time.strftime('%Y%m%d-%H%M%S')}"
@@ -67,6 +66,5 @@ def _print_files(console: Console, out: Path) -> None:
         f"\n{out}/leaderboard.csv  every trial"
         f"\n{out}/curves.png       learning curves"
         f"\n{out}/parameters.png   the objective against each parameter",
-        highlight=False,
         soft_wrap=True,
     )

@@ -6,10 +6,9 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
 from rlhf_core.config import apply, load_trial, preset_names, resolve_trial
 from sweeps.commands.overrides import add_set_option, parse_overrides
+from sweeps.terminal import make_console
 from sweeps.train import train
 
 
@@ -33,7 +32,7 @@ def run(args: argparse.Namespace) -> int:
     named = args.config in preset_names()
     config = resolve_trial(args.config, args.config) if named else load_trial(Path(args.config))
     config = apply(config, parse_overrides(args.overrides), "--set")
-    console = Console(highlight=False)
+    console = make_console()
     for metrics in train(config, args.out, resume=args.resume):
         console.print(progress_line(metrics.iteration, config.budget.iterations, metrics.values))
     if args.out is not None:

@@ -92,7 +92,10 @@ def test_negation_turns_an_opinion_round() -> None:
         ("the acting is superb superb superb.", "the acting is superb."),
         ("the acting is good and good.", "the acting is good and clever."),
         ("the acting is very good and", "the acting is very good."),
-        ("the acting is very good and the plot is", "the acting is very good and the plot is fine."),
+        (
+            "the acting is very good and the plot is",
+            "the acting is very good and the plot is fine.",
+        ),
         ("acting the superb is clever and.", "the acting is superb and clever."),
         ("the acting is a excellent effort.", "the acting is an excellent effort."),
         ("the acting is good, but we loved it.", "the acting is good, and we loved it."),
