@@ -67,7 +67,7 @@ def resolve(config: TrialConfig, progress: Progress | None = None) -> Assets:
     """
     task = task_folder(config, progress)
     reward, data = config.reward, config.data
-    policy = config.model.policy or (str(task.policy) if task else None)
+    policy = _place(config.model.policy) or (str(task.policy) if task else None)
     proxy = _source(reward.model, reward.function, reward.offset)
     if proxy is None and task:
         proxy = RewardSource(str(task.reward_model), None, task.reward_offset)
@@ -94,7 +94,7 @@ def resolve(config: TrialConfig, progress: Progress | None = None) -> Assets:
         raise ConfigError([f"{key} must be named where data.task is null" for key in missing])
     return Assets(
         policy=policy,
-        reference=config.model.reference or policy,
+        reference=_place(config.model.reference) or policy,
         reward=proxy,
         heldout=heldout,
         prompts={split: path or train for split, path in prompts.items()},
@@ -104,7 +104,12 @@ def resolve(config: TrialConfig, progress: Progress | None = None) -> Assets:
 def _source(model: str | None, function: str | None, offset: float) -> RewardSource | None:
     if model is None and function is None:
         return None
-    return RewardSource(model, function, offset if model else 0.0)
+    return RewardSource(_place(model), function, offset if model else 0.0)
+
+
+def _place(source: str | None) -> str | None:
+    """A folder written with ``~`` in full; a hub id as it is."""
+    return str(Path(source).expanduser()) if source and source.startswith("~") else source
 
 
 def _prompt_files(config: TrialConfig) -> dict[str, str | None]:
@@ -137,7 +142,9 @@ def problems(config: TrialConfig) -> list[str]:
         "reward.heldout_model": config.reward.heldout_model,
     }
     found += [
-        p for key, source in models.items() if source and (p := problem_of_model(source, key))
+        p
+        for key, source in models.items()
+        if source and (p := problem_of_model(source, key, tokenizer=key != "model.reference"))
     ]
     for key in ("function", "heldout_function"):
         path = getattr(config.reward, key)
@@ -178,8 +185,10 @@ def load_function(path: str, key: str) -> RewardFunction:
         raise ConfigError(f"{key} must be 'package.module:function', but is {path!r}")
     try:
         module = importlib.import_module(module_name)
-    except ImportError as error:
-        raise ConfigError(f"{key}: {path!r} cannot be imported: {error}") from error
+    # Importing runs the module, and whatever it raises.
+    except Exception as error:
+        what = str(error) if isinstance(error, ImportError) else repr(error)
+        raise ConfigError(f"{key}: {path!r} cannot be imported: {what}") from error
     function = getattr(module, name, None)
     if not callable(function):
         raise ConfigError(
@@ -197,7 +206,8 @@ def read_prompts(path: Path, key: str = "data.prompts") -> list[dict[str, Any]]:
         ConfigError: If the file is missing, unreadable, malformed or empty.
     """
     try:
-        lines = path.expanduser().read_text(encoding="utf-8").splitlines()
+        # Not splitlines(): JSON text may hold line separators of Unicode.
+        lines = path.expanduser().read_text(encoding="utf-8-sig").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
         raise ConfigError(f"{key}: {str(path)!r} cannot be read: {reason}") from None
@@ -224,4 +234,14 @@ def _row(line: str, where: str, as_json: bool) -> dict[str, Any]:
         )
     if not isinstance(row["prompt"], str | list):
         raise ConfigError(f"{where}: 'prompt' is text or a list of messages, not {row['prompt']!r}")
+    if isinstance(row["prompt"], list) and not all(map(_is_message, row["prompt"])):
+        raise ConfigError(
+            f"{where}: each message of 'prompt' is an object with a 'role' and a 'content', both text"
+        )
     return row
+
+
+def _is_message(message: object) -> bool:
+    return isinstance(message, dict) and all(
+        isinstance(message.get(key), str) for key in ("role", "content")
+    )

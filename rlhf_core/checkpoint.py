@@ -35,7 +35,11 @@ def save_part(store: Store, step: int, name: str, tensors: dict[str, Tensor]) ->
 
 
 def load_part(store: Store, entry: dict[str, Any]) -> dict[str, Tensor]:
-    """Reads a part back; a missing or altered one is a ``CheckpointError``."""
+    """Reads a part back.
+
+    Raises:
+        CheckpointError: If it is missing or altered.
+    """
     try:
         data = store.get(entry["key"])
     except FileNotFoundError:
@@ -47,10 +51,13 @@ def load_part(store: Store, entry: dict[str, Any]) -> dict[str, Tensor]:
     return decode(data)
 
 
-def commit(store: Store, step: int, manifest: dict[str, Any]) -> None:
-    """Makes the parts of ``step`` a checkpoint, and the latest one."""
-    text = json.dumps({"version": VERSION, "step": step, **manifest}, indent=1)
+def commit(store: Store, step: int, manifest: dict[str, Any], *, best: bool = False) -> None:
+    """Makes the parts of ``step`` a checkpoint, the latest one and, if asked, the best one."""
+    text = json.dumps({"version": VERSION, "step": step, **manifest}, indent=1, allow_nan=False)
     store.put(f"{step_key(step)}/manifest.json", text.encode())
+    # `latest` goes last: what is found there says that the step was the best, so `best` must know.
+    if best:
+        point(store, "best", step)
     point(store, "latest", step)
 
 
@@ -60,41 +67,66 @@ def point(store: Store, name: str, step: int) -> None:
 
 
 def pointed(store: Store, name: str) -> int | None:
-    """The step that ``name`` points to, or None."""
+    """The step that ``name`` points to, or None.
+
+    Raises:
+        CheckpointError: If the pointer is unreadable.
+    """
+    key = f"{ROOT}/{name}.json"
     try:
-        return int(json.loads(store.get(f"{ROOT}/{name}.json"))["step"])
+        return int(json.loads(store.get(key))["step"])
     except FileNotFoundError:
         return None
+    except (ValueError, KeyError, TypeError):
+        raise CheckpointError(f"checkpoint: {key} in {store.uri} names no step") from None
 
 
 def read_manifest(store: Store, step: int) -> dict[str, Any]:
-    """The manifest of ``step``."""
+    """The manifest of ``step``.
+
+    Raises:
+        CheckpointError: If there is none, or it is unreadable or of another version.
+    """
+    key = f"{step_key(step)}/manifest.json"
     try:
-        manifest: dict[str, Any] = json.loads(store.get(f"{step_key(step)}/manifest.json"))
+        manifest: dict[str, Any] = json.loads(store.get(key))
+        version = manifest["version"]
     except FileNotFoundError:
         raise CheckpointError(f"checkpoint: step {step} has no manifest in {store.uri}") from None
-    if manifest["version"] != VERSION:
+    except (ValueError, KeyError, TypeError):
+        raise CheckpointError(f"checkpoint: {key} in {store.uri} is no manifest") from None
+    if version != VERSION:
         raise CheckpointError(
-            f"checkpoint: step {step} has version {manifest['version']}, this code reads {VERSION}"
+            f"checkpoint: step {step} has version {version}, this code reads {VERSION}"
         )
     return manifest
 
 
 def steps(store: Store) -> list[int]:
     """Finished checkpoints, oldest first."""
-    keys = store.list(ROOT)
-    return sorted(int(key.split("/")[1]) for key in keys if key.endswith("/manifest.json"))
+    return sorted(step for step, files in _folders(store).items() if "manifest.json" in files)
+
+
+def _folders(store: Store) -> dict[int, list[str]]:
+    """Files of every step, finished or not."""
+    folders: dict[int, list[str]] = {}
+    for key in store.list(ROOT):
+        _, step, *rest = key.split("/")
+        if step.isdecimal() and len(rest) == 1:
+            folders.setdefault(int(step), []).append(rest[0])
+    return folders
 
 
 def prune(store: Store, keep: int) -> None:
-    """Deletes all but the newest ``keep`` checkpoints and those that a pointer names."""
+    """Deletes all but the newest ``keep`` checkpoints and those that a pointer names.
+
+    What a crash left of older steps goes as well.
+    """
     finished = steps(store)
-    held = {
-        pointed(store, "latest"),
-        pointed(store, "best"),
-        *finished[max(0, len(finished) - keep) :],
-    }
-    for step in finished:
+    latest = pointed(store, "latest")
+    held = {latest, pointed(store, "best"), *finished[max(0, len(finished) - keep) :]}
+    torn = [step for step in _folders(store) if step not in finished and step < (latest or 0)]
+    for step in [*finished, *torn]:
         if step not in held:
             # The manifest goes first: a half-deleted checkpoint must not look whole.
             store.delete(f"{step_key(step)}/manifest.json")

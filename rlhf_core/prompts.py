@@ -47,9 +47,10 @@ def encode_prompt(tokenizer: Any, row: dict[str, Any], max_tokens: int, template
             tokenizer.bos_token_id if tokenizer.bos_token_id is not None else tokenizer.eos_token_id
         ]
     metadata = {key: value for key, value in row.items() if key != "prompt"}
-    if not isinstance(prompt, str):
-        metadata["messages"] = prompt
-    return Prompt(as_text(prompt), tuple(ids[-max_tokens:]), metadata)
+    messages = None if isinstance(prompt, str) else prompt
+    if messages is not None:
+        metadata["messages"] = messages
+    return Prompt(as_text(prompt), tuple(ids[-max_tokens:]), metadata, messages)
 
 
 class PromptSet:

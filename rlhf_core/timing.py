@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, wait
 from contextlib import contextmanager
+from threading import Semaphore
 from typing import Any
 
 Watch = Callable[[str, list[Future[Any]]], list[Future[Any]]]
@@ -40,6 +41,7 @@ class Phases:
         """
         begin = last = time.perf_counter()
         watched: list[Future[Any]] = []
+        noted = Semaphore(0)
 
         def watch(name: str, futures: list[Future[Any]]) -> list[Future[Any]]:
             # A local call has run when it returns, so a phase starts where the one before was handed over.
@@ -48,6 +50,7 @@ class Phases:
 
             def done(_future: Future[Any]) -> None:
                 self.seconds[name] = max(self.seconds[name], time.perf_counter() - start)
+                noted.release()
 
             for future in futures:
                 future.add_done_callback(done)
@@ -56,6 +59,9 @@ class Phases:
 
         yield watch
         wait(watched)
+        # A future wakes whoever waits before it calls back.
+        for _ in watched:
+            noted.acquire()
         self._covered += time.perf_counter() - begin
 
     def total(self) -> float:

@@ -17,7 +17,7 @@ from rlhf_core.config.trial import AdamWConfig, TrialConfig
 from rlhf_core.errors import CheckpointError, DivergedError
 from rlhf_core.evaluation import Sample, sample_and_score, summarise
 from rlhf_core.experience import build_experience, staleness_metrics
-from rlhf_core.metrics import IterationMetrics, first_nonfinite
+from rlhf_core.metrics import IterationMetrics, find, first_nonfinite
 from rlhf_core.models.load import load_tokenizer
 from rlhf_core.ppo.kl_control import KLController
 from rlhf_core.ppo.minibatches import minibatch_indices
@@ -79,8 +79,9 @@ class PPOTrial:
     def __iter__(self) -> Iterator[IterationMetrics]:
         """Yields iteration 0 (the evaluation before the first update), then 1 .. budget."""
         if self.iteration == 0 and not self._evaluated:
-            yield self._finish(Phases(), self._evaluate(Phases()))
             self._evaluated = True
+            phases = Phases()
+            yield self._finish(phases, self._evaluate(phases))
         while self.iteration < self.config.budget.iterations:
             phases = Phases()
             metrics = self._iterate(phases)
@@ -182,7 +183,9 @@ class PPOTrial:
         """Responses to held-out prompts under the current weights, always the same prompts and seeds."""
         seed = self.config.eval.seed
         with phases("eval"):
-            prompts = self.eval_prompts.take(0, self.config.eval.prompts, seed)
+            # A prompt asked twice would say nothing new and shrink the standard error.
+            count = min(self.config.eval.prompts, len(self.eval_prompts.prompts))
+            prompts = self.eval_prompts.take(0, count, seed)
             chunks = chunks_of(prompts, 1, self.config.rollout.chunk_size, seed, "eval")
             sample = sample_and_score(
                 self.groups, chunks, self._context(self.iteration), self.config, self.pad_id
@@ -190,7 +193,10 @@ class PPOTrial:
         return {f"eval/{name}": value for name, value in summarise(sample).items()}
 
     def _finish(self, phases: Phases, metrics: dict[str, float]) -> IterationMetrics:
-        """Adds times, busy shares and costs; a number that is not finite ends the trial."""
+        """Adds times, busy shares and costs; a number that is not finite ends the trial, unsaved."""
+        wrong = first_nonfinite(metrics)
+        if wrong is not None:
+            raise DivergedError("trial", wrong, f"is {metrics[wrong]}")
         self._save_if_due(phases, metrics)
         elapsed = phases.total()
         metrics |= phases.metrics()
@@ -202,16 +208,13 @@ class PPOTrial:
             metrics[f"cost/{name}"] = self.totals[name]
         metrics["cost/cpu_seconds"] = self.totals["seconds"] * self.plan.total("cpus")
         metrics["cost/gpu_seconds"] = self.totals["seconds"] * self.plan.total("gpus")
-        wrong = first_nonfinite(metrics)
-        if wrong is not None:
-            raise DivergedError("trial", wrong, f"is {metrics[wrong]}")
         return IterationMetrics(self.iteration, dict(sorted(metrics.items())))
 
     def _busy(self, elapsed: float) -> dict[str, float]:
         seconds = dict.fromkeys(ROLE_NAMES, 0.0)
         workers = {id(w): w for group in self.groups.values() for w in group.workers}
-        for usage in gather([worker.usage() for worker in workers.values()]):
-            for role, busy in usage.get(self.name, {}).items():
+        for usage in gather([worker.usage(self.name) for worker in workers.values()]):
+            for role, busy in usage.items():
                 seconds[role] += busy
         return {
             f"util/busy_{role}": min(1.0, seconds[role] / (elapsed * len(group.workers)))
@@ -249,15 +252,19 @@ class PPOTrial:
             return
         with phases("checkpoint"):
             value = metrics.get(settings.metric)
-            is_best = value is not None and (self._best is None or value > self._best)
+            is_best = value is not None and self._beats_best(value)
             self._best = value if is_best else self._best
-            self.save(metrics)
-            if is_best:
-                checkpoint.point(self.store, "best", self.iteration)
+            self.save(metrics, best=is_best)
             checkpoint.prune(self.store, settings.keep)
         self._saved_at = now
 
-    def save(self, metrics: dict[str, float] | None = None) -> int:
+    def _beats_best(self, value: float) -> bool:
+        if self._best is None:
+            return True
+        down = find(self.config.checkpoint.metric).direction == "down"
+        return value < self._best if down else value > self._best
+
+    def save(self, metrics: dict[str, float] | None = None, *, best: bool = False) -> int:
         """Writes a checkpoint of this iteration; returns its step."""
         if self.store is None:
             raise CheckpointError("checkpoint: this trial was given no store")
@@ -270,18 +277,27 @@ class PPOTrial:
             futures["rollout"] = self.groups["rollout"].call("save", self._context(), uri, step)
         parts = {role: future.result() for role, future in futures.items()}
         manifest = {"state": self.state_dict(), "parts": parts, "metrics": metrics or {}}
-        checkpoint.commit(self.store, step, manifest)
+        checkpoint.commit(self.store, step, manifest, best=best)
         return step
 
     def restore(self, step: int | None = None) -> bool:
-        """Goes back to a checkpoint, the latest by default; False where there is none."""
+        """Goes back to a checkpoint, the latest by default; False where there is none.
+
+        Raises:
+            CheckpointError: If it is incomplete, altered or of another trial.
+        """
         if self.store is None:
             return False
         step = checkpoint.pointed(self.store, "latest") if step is None else step
         if step is None:
             return False
         manifest, uri = checkpoint.read_manifest(self.store, step), self.store.uri
-        parts = manifest["parts"]
+        parts = manifest.get("parts", {})
+        lacks = {"learner", "critic"} - parts.keys()
+        if lacks or "state" not in manifest:
+            raise CheckpointError(
+                f"checkpoint: step {step} in {uri} lacks {', '.join(sorted(lacks)) or 'its state'}"
+            )
         gather(
             self.groups[r].call("load", self._context(), uri, parts[r])
             for r in ("learner", "critic")

@@ -23,12 +23,15 @@ class Prompt:
     Attributes:
         text: What the user wrote, before any chat template.
         tokens: What the policy continues.
-        metadata: Further columns of the prompt file, handed to reward functions.
+        metadata: Further columns of the prompt file, handed to reward functions; of a prompt of chat
+            messages these stand there as ``messages``.
+        messages: The chat messages the prompt is made of, or None for plain text.
     """
 
     text: str
     tokens: tuple[int, ...]
     metadata: Mapping[str, Any] = field(default_factory=dict)
+    messages: Sequence[Mapping[str, str]] | None = None
 
 
 @dataclass(frozen=True)

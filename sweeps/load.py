@@ -158,7 +158,7 @@ def _metric_problems(config: SweepConfig, program: TrialProgram) -> list[str]:
         return []
     named = {
         "search.objective": config.search.objective,
-        "scheduler.metric": config.scheduler.metric or config.search.objective,
+        **({"scheduler.metric": config.scheduler.metric} if config.scheduler.metric else {}),
         **{
             f"search.constraints[{i}]": Constraint.parse(text).metric
             for i, text in enumerate(config.search.constraints)

@@ -79,7 +79,7 @@ class RunDirectory:
         self.path = directory
         self.store = LocalStore(directory)
 
-    def write_sweep(self, loaded: Loaded, cluster: Mapping[str, Any]) -> None:
+    def write_sweep(self, loaded: Loaded, nodes: list[dict[str, Any]]) -> None:
         """``sweep.json`` and ``space.json``."""
         config = loaded.config
         document = {
@@ -88,7 +88,7 @@ class RunDirectory:
             "created": time.time(),
             "command": sys.argv,
             "versions": versions(),
-            "cluster": dict(cluster),
+            "cluster": {"nodes": nodes},
             "rehearsed": config.cluster.rehearse is not None,
             "objective": {"metric": config.search.objective, "direction": config.search.direction},
             "constraints": list(config.search.constraints),

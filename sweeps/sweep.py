@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +61,22 @@ class Sweep:
         known = nodes if nodes is not None else expected_nodes(self.loaded.config.cluster)
         return plan_sweep(self.loaded, known or [])
 
+    def check(self, out: str | Path) -> None:
+        """Refuses what can be seen to fail before anything starts.
+
+        Args:
+            out: The run directory.
+
+        Raises:
+            ConfigError: The folder is in use or cannot be written, or no node can hold a trial.
+        """
+        from sweeps.tuning.cluster import expected_nodes
+
+        expected = expected_nodes(self.loaded.config.cluster)
+        if expected is not None:
+            _refuse(plan_sweep(self.loaded, expected))
+        check_target(Path(out).expanduser().absolute())
+
     def run(self, out: str | Path, console: Console | None = None) -> Results:
         """Runs the sweep to its end.
 
@@ -70,41 +88,44 @@ class Sweep:
             ConfigError: Before Ray starts: the folder is in use, or no node can hold a trial.
             Interrupted: After Ctrl-C or SIGTERM, once everything is stopped and recorded.
         """
-        from sweeps.tuning import cluster, runner
-        from sweeps.tuning.study import Study
+        from sweeps.tuning import cluster
 
         console = console or Console(stderr=True)
         config, directory = self.loaded.config, Path(out).expanduser().absolute()
-        expected = cluster.expected_nodes(config.cluster)
-        if expected is not None:
-            _refuse(plan_sweep(self.loaded, expected))
-        check_target(directory)
+        self.check(directory)
         self._prepare(console)
+        with contextlib.ExitStack() as stack:
+            with console.status("starting Ray"):
+                nodes = stack.enter_context(cluster.running(config.cluster))
+            driver = self._drive(directory, nodes, console)
+        for problem in driver.problems:
+            console.print(f"[red]a plug-in failed and was passed over:[/red] {problem}")
+        if driver.interrupted:
+            raise Interrupted(str(directory))
+        return write_results(self.loaded, directory, console)
+
+    def _drive(self, directory: Path, nodes: list[Node], console: Console) -> SweepDriver:
+        """Runs the trials on the connected cluster."""
+        from sweeps.tuning import runner
+        from sweeps.tuning.study import Study
+
+        config, program, base = self.loaded.config, self.loaded.program, self.loaded.base
+        plan = plan_sweep(self.loaded, nodes)
+        _refuse(plan)
         record = RunDirectory(directory)
-        record.write_sweep(self.loaded, {"cluster": config.cluster.model_dump(mode="json")})
-        with console.status("starting Ray"):
-            stack = cluster.running(config.cluster)
-            nodes = stack.__enter__()
-        failure: tuple[Any, Any, Any] = (None, None, None)
-        try:
-            plan = plan_sweep(self.loaded, nodes)
-            _refuse(plan)
-            program, base = self.loaded.program, self.loaded.base
-            study = Study(
-                directory,
-                config.name,
-                config.search,
-                self.loaded.space,
-                lambda params: program.check(base, params),
-            )
-            driver = SweepDriver(self.loaded, record, study, nodes, plan.max_concurrent)
-            checkpoints = runner.storage_root(directory, config.storage.checkpoints)
-            view = LiveView(console, plan.iterations, config.tracking.print_every_s)
-            with view:
-                runner.run(driver, checkpoints, view)
-        finally:
-            stack.__exit__(*failure)
-        return self._finish(driver, directory, console)
+        record.write_sweep(self.loaded, [asdict(node) for node in nodes])
+        study = Study(
+            directory,
+            config.name,
+            config.search,
+            self.loaded.space,
+            lambda params: program.check(base, params),
+        )
+        driver = SweepDriver(self.loaded, record, study, nodes, plan.max_concurrent)
+        checkpoints = runner.storage_root(directory, config.storage.checkpoints)
+        with LiveView(console, plan.iterations, config.tracking.print_every_s) as view:
+            runner.run(driver, checkpoints, view)
+        return driver
 
     def _prepare(self, console: Console) -> None:
         """Builds what trials read before anything is scheduled."""
@@ -114,13 +135,6 @@ class Sweep:
                 status.update(f"preparing the task, once: {stage} {done}/{total}")
 
             self.loaded.program.prepare(self.loaded.base, note)
-
-    def _finish(self, driver: SweepDriver, directory: Path, console: Console) -> Results:
-        for problem in driver.problems:
-            console.print(f"[red]a plug-in failed and was passed over:[/red] {problem}")
-        if driver.interrupted:
-            raise Interrupted(str(directory))
-        return write_results(self.loaded, directory, console)
 
 
 def _refuse(plan: SweepPlan) -> None:

@@ -17,23 +17,43 @@ from rlhf_core.config.overrides import merge
 from rlhf_core.config.trial import TrialConfig
 from rlhf_core.errors import ConfigError, nearest
 
+_BOOL, _FLOAT, _MERGE = (f"tag:yaml.org,2002:{name}" for name in ("bool", "float", "merge"))
+
 
 class _Loader(yaml.SafeLoader):
-    """SafeLoader that reads ``1e-5`` as a number and refuses a key written twice."""
+    """SafeLoader that reads ``1e-5`` as a number and ``off`` as text, and refuses a key written twice."""
+
+    # YAML 1.1 also takes on, off, yes and no for truth values; `off` is the value of an option here.
+    yaml_implicit_resolvers = {
+        first: [(tag, pattern) for tag, pattern in resolvers if tag != _BOOL]
+        for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
 
 
+class _Dumper(yaml.SafeDumper):
+    """SafeDumper that quotes text which ``_Loader`` would read as a number."""
+
+
+_Loader.add_implicit_resolver(_BOOL, re.compile(r"^(true|True|TRUE|false|False|FALSE)$"), "tTfF")
 # YAML 1.1 wants a dot in a float; people write learning rates without one.
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float",
-    re.compile(r"^[-+]?(\d[\d_]*)(\.[\d_]*)?([eE][-+]?\d+)$|^[-+]?\.\d+([eE][-+]?\d+)?$"),
-    list("-+0123456789."),
-)
+for _kind in (_Loader, _Dumper):
+    _kind.add_implicit_resolver(
+        _FLOAT,
+        re.compile(r"^[-+]?(\d[\d_]*)(\.[\d_]*)?([eE][-+]?\d+)$|^[-+]?\.\d+([eE][-+]?\d+)?$"),
+        "-+0123456789.",
+    )
 
 
 def _mapping(loader: _Loader, node: yaml.MappingNode) -> dict[Any, Any]:
-    seen: set[Any] = set()
+    seen: set[str] = set()
     for key_node, _ in node.value:
+        if key_node.tag == _MERGE:
+            continue
         key = loader.construct_object(key_node, deep=True)
+        if not isinstance(key, str):
+            raise yaml.constructor.ConstructorError(
+                None, None, f"a key is text, but {key!r} is not", key_node.start_mark
+            )
         if key in seen:
             raise yaml.constructor.ConstructorError(
                 None, None, f"key {key!r} is written twice", key_node.start_mark
@@ -49,6 +69,9 @@ def parse_yaml(text: str, source: str) -> Any:
     """Plain values of a YAML text; a syntax error becomes one line with its place."""
     try:
         return yaml.load(text, _Loader)
+    except ValueError as error:
+        # Something that looks like a date but is none, for example.
+        raise ConfigError(f"{source}: is no valid YAML: {error}") from None
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         place = f" line {mark.line + 1} column {mark.column + 1}" if mark else ""
@@ -115,4 +138,5 @@ def load_trial(path: Path) -> TrialConfig:
 def dump_yaml(config: TrialConfig, header: str = "") -> str:
     """``config`` as YAML, every option written, ``header`` as comment lines above."""
     comment = "".join(f"# {line}\n" if line else "#\n" for line in header.splitlines())
-    return comment + yaml.safe_dump(config.model_dump(), sort_keys=False, allow_unicode=True)
+    values = config.model_dump()
+    return comment + yaml.dump(values, Dumper=_Dumper, sort_keys=False, allow_unicode=True)

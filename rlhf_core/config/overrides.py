@@ -62,9 +62,14 @@ def apply(config: TrialConfig, values: Mapping[str, Any], source: str = "overrid
         ConfigError: For an unknown key (with near misses) or a value that breaks a rule.
     """
     known = known_keys()
-    unknown = [key for key in values if key not in known]
-    if unknown:
-        raise ConfigError(
-            [f"{source}: unknown key {key!r}{nearest(key, known)}" for key in unknown]
-        )
-    return validate(TrialConfig, merge(config.model_dump(), nest(values)), source)
+    problems = [
+        f"{source}: unknown key {key!r}{nearest(key, known)}" for key in values if key not in known
+    ]
+    right = {key: value for key, value in values.items() if key in known}
+    try:
+        changed = validate(TrialConfig, merge(config.model_dump(), nest(right)), source)
+    except ConfigError as error:
+        raise ConfigError([*problems, *error.problems]) from None
+    if problems:
+        raise ConfigError(problems)
+    return changed

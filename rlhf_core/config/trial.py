@@ -10,7 +10,9 @@ from typing import Literal
 
 from pydantic import model_validator
 
-from rlhf_core.config.fields import Group, group, option
+from rlhf_core.config.fields import BrokenRulesError, Group, group, option
+from rlhf_core.errors import ConfigError
+from rlhf_core.metrics import find
 
 ROLES = ("rollout", "learner", "critic", "reference", "reward")
 
@@ -64,8 +66,10 @@ class RewardConfig(Group):
     function: str | None = option(
         None, "Import path 'package.module:function' of a reward used instead of a model."
     )
-    offset: float = option(0.0, "Subtracted from the score of reward.model.")
-    heldout_offset: float = option(0.0, "Subtracted from the score of reward.heldout_model.")
+    offset: float = option(0.0, "Subtracted from the score of reward.model.", ge=-1e6, le=1e6)
+    heldout_offset: float = option(
+        0.0, "Subtracted from the score of reward.heldout_model.", ge=-1e6, le=1e6
+    )
     heldout_model: str | None = option(
         None, "Sequence classifier that is measured, never optimised."
     )
@@ -80,7 +84,10 @@ class RewardConfig(Group):
         le=256,
     )
     timeout_s: float = option(
-        300.0, "A reward function slower than this fails the trial.", unit="s", gt=0
+        300.0,
+        "A reward function slower than this fails the trial; not watched where reward.workers is 0.",
+        unit="s",
+        gt=0,
     )
     clip: float | None = option(
         None, "Scores are clipped to [-clip, clip] before the KL penalty; null: never.", gt=0
@@ -94,7 +101,9 @@ class RolloutConfig(Group):
     prompts_per_iteration: int = option(64, "Prompts in one iteration.", unit="prompts", ge=1)
     samples_per_prompt: int = option(1, "Responses to each prompt.", unit="responses", ge=1)
     max_new_tokens: int = option(24, "Longest response.", unit="tokens", ge=1, le=131072)
-    temperature: float = option(1.0, "Sampling temperature, used in training as well.", gt=0, le=10)
+    temperature: float = option(
+        1.0, "Sampling temperature, used in training as well.", ge=0.001, le=10
+    )
     chunk_size: int = option(
         64, "Prompts sent to a rollout worker at a time; part of the result.", unit="prompts", ge=1
     )
@@ -172,14 +181,14 @@ class SyncConfig(Group):
 
 
 class WorkerResources(Group):
-    workers: int = option(1, "Worker processes of the role.", unit="processes", ge=1, le=4096)
+    workers: int = option(1, "Worker processes of the role.", unit="processes", ge=1, le=512)
     cpus: float = option(2.0, "CPUs of each worker.", unit="CPUs", ge=0)
     gpus: float = option(1.0, "GPUs of each worker.", unit="GPUs", ge=0)
     memory_gb: float = option(32.0, "Memory of each worker.", unit="GB", ge=0)
 
 
 class RolloutResources(WorkerResources):
-    workers: int = option(2, "Worker processes of the role.", unit="processes", ge=1, le=4096)
+    workers: int = option(2, "Worker processes of the role.", unit="processes", ge=1, le=512)
     cpus: float = option(4.0, "CPUs of each worker.", unit="CPUs", ge=0)
     gpus: float = option(0.5, "GPUs of each worker.", unit="GPUs", ge=0)
     memory_gb: float = option(16.0, "Memory of each worker.", unit="GB", ge=0)
@@ -225,8 +234,14 @@ class CheckpointConfig(Group):
     every_minutes: float | None = option(
         None, "A checkpoint when this long has passed since the last.", unit="min", gt=0
     )
-    keep: int = option(2, "Checkpoints kept besides `latest` and `best`.", ge=0)
-    metric: str = option("eval/heldout", "The metric that says which checkpoint is `best`.")
+    keep: int = option(
+        2, "Newest checkpoints kept; those that `latest` and `best` name always are.", ge=0
+    )
+    metric: str = option(
+        "eval/heldout",
+        "The metric that says which checkpoint is `best`, among those made in an iteration that "
+        "measured it.",
+    )
 
 
 class BudgetConfig(Group):
@@ -275,17 +290,17 @@ class TrialConfig(Group):
     def _rules(self) -> TrialConfig:
         problems = list(_broken_rules(self))
         if problems:
-            raise ValueError("; ".join(problems))
+            raise BrokenRulesError(problems)
         return self
 
 
 def _broken_rules(config: TrialConfig) -> list[str]:
-    problems = []
+    problems = _broken_resource_rules(config.resources)
     episodes, minibatches = config.episodes_per_iteration, config.ppo.minibatches
     if episodes % minibatches:
         problems.append(
             f"ppo.minibatches must divide the episodes of an iteration, but {episodes} episodes "
-            f"(rollout.prompts_per_iteration x samples_per_prompt) / {minibatches} leaves "
+            f"(rollout.prompts_per_iteration x rollout.samples_per_prompt) / {minibatches} leaves "
             f"{episodes % minibatches}; change either"
         )
     if config.reward.model and config.reward.function:
@@ -294,13 +309,13 @@ def _broken_rules(config: TrialConfig) -> list[str]:
         problems.append(
             "reward.heldout_model and reward.heldout_function exclude each other; remove one"
         )
-    for role in ("learner", "critic"):
-        workers = getattr(config.resources.roles, role).workers
-        if workers != 1:
-            problems.append(
-                f"resources.roles.{role}.workers must be 1, but is {workers}: this engine trains "
-                "on one process"
-            )
+    kl = config.ppo.kl
+    if kl.controller == "adaptive" and episodes >= 5 * kl.horizon:
+        problems.append(
+            f"ppo.kl.horizon must exceed a fifth of the episodes of an iteration, but is "
+            f"{kl.horizon} for {episodes} episodes (rollout.prompts_per_iteration x "
+            "rollout.samples_per_prompt); raise it"
+        )
     for role in ("policy", "critic"):
         optim = getattr(config.optim, role)
         if optim.warmup_iterations >= optim.horizon_iterations:
@@ -308,8 +323,40 @@ def _broken_rules(config: TrialConfig) -> list[str]:
                 f"optim.{role}.warmup_iterations must be below horizon_iterations, but is "
                 f"{optim.warmup_iterations} of {optim.horizon_iterations}; lower the one or raise the other"
             )
-    if config.resources.roles.fused.workers != 1:
-        problems.append("resources.roles.fused.workers must be 1: fused is one process")
     if config.sync.interval != 1 and config.sync.interval_episodes is not None:
         problems.append("sync.interval and sync.interval_episodes exclude each other; remove one")
+    try:
+        if find(config.checkpoint.metric, "checkpoint.metric").direction == "none":
+            problems.append(
+                f"checkpoint.metric: {config.checkpoint.metric!r} has no better direction; name "
+                "another"
+            )
+    except ConfigError as error:
+        problems += error.problems
+    return problems
+
+
+def _broken_resource_rules(resources: ResourcesConfig) -> list[str]:
+    problems = []
+    for role, reason in (
+        ("learner", "this engine trains on one process"),
+        ("critic", "this engine trains on one process"),
+        ("fused", "fused is one process"),
+    ):
+        workers = getattr(resources.roles, role).workers
+        if workers != 1:
+            problems.append(f"resources.roles.{role}.workers must be 1, but is {workers}: {reason}")
+    for role in (*ROLES, "fused"):
+        share: WorkerResources = getattr(resources.roles, role)
+        key = f"resources.roles.{role}"
+        if share.gpus > 1 and share.gpus != int(share.gpus):
+            problems.append(
+                f"{key}.gpus above 1 must be whole, but is {share.gpus:g}: Ray shares out one GPU, "
+                "or whole ones"
+            )
+        if not (share.cpus or share.gpus or share.memory_gb):
+            problems.append(
+                f"{key} needs an amount above 0 in one of cpus, gpus or memory_gb: Ray places no "
+                "empty bundle"
+            )
     return problems

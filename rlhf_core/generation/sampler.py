@@ -103,5 +103,8 @@ def _draw(
     logits_BV: Tensor, temperature: float, generator: torch.Generator
 ) -> tuple[Tensor, Tensor]:
     logp_BV = torch.log_softmax(logits_BV.float() / temperature, dim=-1)
-    picked_B1 = torch.multinomial(logp_BV.exp(), 1, generator=generator)
+    # What torch.multinomial does, less its check: a NaN is picked and shows in the log-probability, where
+    # multinomial raises on a CPU and takes down a CUDA context.
+    race_BV = torch.empty_like(logp_BV).exponential_(1, generator=generator)
+    picked_B1 = (logp_BV.exp() / race_BV).argmax(-1, keepdim=True)
     return picked_B1.squeeze(1), logp_BV.gather(1, picked_B1).squeeze(1)

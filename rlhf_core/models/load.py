@@ -40,9 +40,29 @@ def _load(auto: str, source: str, key: str, **options: Any) -> Any:
     _quiet()
     try:
         return getattr(transformers, auto).from_pretrained(source, **options)
-    except (OSError, ValueError, KeyError, ImportError) as error:
-        first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    except MemoryError:
+        raise
+    # Shapes that do not fit are a RuntimeError, damaged weights an error class of safetensors.
+    except Exception as error:
+        lines = str(error).strip().splitlines() or [type(error).__name__]
+        first = lines[0]
+        if "ignore_mismatched_sizes" in first:
+            first = "its weights have other shapes than asked for; a reward model has one label"
         raise ConfigError(f"{key}: {source!r} cannot be loaded with {auto}: {first}") from error
+
+
+def _load_model(auto: str, source: str, key: str, **options: Any) -> nn.Module:
+    """A model whose weights are all in ``source``: transformers makes up those that are not."""
+    model: nn.Module
+    model, info = _load(auto, source, key, output_loading_info=True, **options)
+    if info["missing_keys"]:
+        names = ", ".join(sorted(info["missing_keys"])[:3])
+        kind = ", ".join(getattr(model.config, "architectures", None) or ["unknown"])
+        raise ConfigError(
+            f"{key}: {source!r} ({kind}) lacks weights that {auto} needs: {names}; name a model "
+            "that was trained as one"
+        )
+    return model
 
 
 def load_tokenizer(source: str, key: str = "model.policy") -> Any:
@@ -74,16 +94,22 @@ def load_policy(
     source: str, dtype: str, device: torch.device, key: str = "model.policy"
 ) -> nn.Module:
     """A causal language model in evaluation mode (dropout off, in training as well)."""
-    model: nn.Module = _load("AutoModelForCausalLM", source, key, dtype=DTYPES[dtype])
+    model = _load_model("AutoModelForCausalLM", source, key, dtype=DTYPES[dtype])
     return model.to(device).eval()
 
 
 def load_classifier(source: str, dtype: str, device: torch.device, key: str) -> nn.Module:
     """A sequence classifier with one label, in evaluation mode."""
-    model: nn.Module = _load(
+    model = _load_model(
         "AutoModelForSequenceClassification", source, key, dtype=DTYPES[dtype], num_labels=1
     )
     return model.to(device).eval()
+
+
+def positions(model: nn.Module) -> int | None:
+    """Longest sequence the model has positions for, or None where it names no limit."""
+    limit = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    return int(limit) if limit else None
 
 
 def trunk_and_head(classifier: nn.Module) -> tuple[nn.Module, nn.Linear] | None:

@@ -13,12 +13,13 @@ _HUB_ID = re.compile(r"^[A-Za-z0-9][\w.-]*(/[\w.-]+)?$")
 _WEIGHTS = ("*.safetensors", "pytorch_model*.bin", "*.safetensors.index.json")
 
 
-def problem_of_model(source: str, key: str) -> str | None:
+def problem_of_model(source: str, key: str, *, tokenizer: bool = True) -> str | None:
     """Why ``source`` can be no model, as one line, or None.
 
     Args:
         source: A folder or a hub id.
         key: Configuration key; starts the line.
+        tokenizer: Whether the folder needs a tokenizer as well.
     """
     path = Path(source).expanduser()
     if not path.exists():
@@ -42,6 +43,7 @@ def problem_of_model(source: str, key: str) -> str | None:
         return f"{key}: {config} names no model_type; save the model again with save_pretrained"
     if not any(any(path.glob(pattern)) for pattern in _WEIGHTS):
         return f"{key}: {source!r} holds no weights (*.safetensors); save the model again"
-    if not any((path / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json")):
+    files = ("tokenizer.json", "tokenizer_config.json")
+    if tokenizer and not any((path / name).is_file() for name in files):
         return f"{key}: {source!r} holds no tokenizer; save it there with tokenizer.save_pretrained"
     return None

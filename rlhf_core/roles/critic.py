@@ -26,6 +26,7 @@ class CriticRole(Trainer):
         reward = assets.reward
         source = reward.model if config.model.critic_init == "reward" else None
         if source is not None and not _same_tokens(source, assets.policy):
+            # Its embeddings would be read with the wrong words.
             source = None
         model = load_critic(source, assets.policy, config.model.dtype, device, -reward.offset)
         super().__init__("critic", model, device)
@@ -75,6 +76,6 @@ class CriticRole(Trainer):
 
 
 def _same_tokens(one: str, other: str) -> bool:
-    return one == other or tokenizer_fingerprint(load_tokenizer(one)) == tokenizer_fingerprint(
-        load_tokenizer(other)
-    )
+    return one == other or tokenizer_fingerprint(
+        load_tokenizer(one, "reward.model")
+    ) == tokenizer_fingerprint(load_tokenizer(other))

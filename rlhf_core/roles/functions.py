@@ -7,13 +7,13 @@ import multiprocessing
 import os
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeout
 from concurrent.futures.process import BrokenProcessPool
 from typing import Any
 
-from rlhf_core.assets import load_function
+from rlhf_core.assets import RewardFunction, load_function
 from rlhf_core.errors import RlhfError
 
 Metadata = Sequence[Mapping[str, Any]]
@@ -41,27 +41,23 @@ class FunctionPool:
 
     def __call__(self, prompts: list[str], responses: list[str], metadata: Metadata) -> list[float]:
         if self.workers == 0:
-            return self._checked(self._guard(prompts, responses, metadata), len(prompts))
-        share = -(-len(prompts) // self.workers)
+            return _scores(
+                self._function, (self.path, self.name), prompts, responses, list(metadata)
+            )
+        share = max(1, -(-len(prompts) // self.workers))
         futures = []
         for start in range(0, len(prompts), share):
             part = slice(start, start + share)
             futures.append(self._submit(prompts[part], responses[part], list(metadata)[part]))
         deadline = time.monotonic() + self.timeout_s
         scores: list[float] = []
-        for future, size in futures:
-            scores += self._checked(self._result(future, deadline), size)
+        for future in futures:
+            scores += self._result(future, deadline)
         return scores
-
-    def _guard(self, prompts: list[str], responses: list[str], metadata: Metadata) -> object:
-        try:
-            return self._function(prompts, responses, list(metadata))
-        except Exception as error:
-            raise RewardFunctionError(f"{self.name}: {self.path} raised {error!r}") from error
 
     def _submit(
         self, prompts: list[str], responses: list[str], metadata: Metadata
-    ) -> tuple[Future[object], int]:
+    ) -> Future[list[float]]:
         if self._pool is None:
             self._pool = ProcessPoolExecutor(
                 self.workers,
@@ -69,9 +65,9 @@ class FunctionPool:
                 initializer=_start,
                 initargs=(os.getpid(),),
             )
-        return self._pool.submit(_call, self.path, prompts, responses, metadata), len(prompts)
+        return self._pool.submit(_call, (self.path, self.name), prompts, responses, list(metadata))
 
-    def _result(self, future: Future[object], deadline: float) -> object:
+    def _result(self, future: Future[list[float]], deadline: float) -> list[float]:
         try:
             return future.result(max(0.0, deadline - time.monotonic()))
         except FutureTimeout:
@@ -84,31 +80,6 @@ class FunctionPool:
             raise RewardFunctionError(
                 f"{self.name}: {self.path} ended its worker process"
             ) from None
-        except RlhfError:
-            raise
-        except Exception as error:
-            raise RewardFunctionError(f"{self.name}: {self.path} raised {error!r}") from error
-
-    def _checked(self, scores: object, size: int) -> list[float]:
-        """One finite number a response, or an error that says what came instead."""
-        try:
-            numbers = [float(score) for score in scores]  # type: ignore[attr-defined]
-        except (TypeError, ValueError):
-            raise RewardFunctionError(
-                f"{self.name}: {self.path} must return a list of numbers, but returned "
-                f"{type(scores).__name__}"
-            ) from None
-        if len(numbers) != size:
-            raise RewardFunctionError(
-                f"{self.name}: {self.path} must return {size} numbers, one a response, but "
-                f"returned {len(numbers)}"
-            )
-        wrong = next((n for n in numbers if not math.isfinite(n)), None)
-        if wrong is not None:
-            raise RewardFunctionError(
-                f"{self.name}: {self.path} returned {wrong}, no finite number"
-            )
-        return numbers
 
     def close(self) -> None:
         """Ends the workers, also one that hangs."""
@@ -120,7 +91,10 @@ class FunctionPool:
         for process in processes:
             process.terminate()
         for process in processes:
-            process.join(5)
+            process.join(2)
+            if process.is_alive():
+                process.kill()
+                process.join(5)
 
 
 def _start(parent: int) -> None:
@@ -134,5 +108,46 @@ def _start(parent: int) -> None:
     threading.Thread(target=watch, daemon=True).start()
 
 
-def _call(path: str, prompts: list[str], responses: list[str], metadata: Metadata) -> object:
-    return load_function(path, "reward function")(prompts, responses, list(metadata))
+def _call(
+    named: tuple[str, str], prompts: list[str], responses: list[str], metadata: list[Any]
+) -> list[float]:
+    return _scores(load_function(*named), named, prompts, responses, metadata)
+
+
+def _scores(
+    function: RewardFunction,
+    named: tuple[str, str],
+    prompts: list[str],
+    responses: list[str],
+    metadata: list[Any],
+) -> list[float]:
+    """One finite number a response, or an error that says what came instead.
+
+    It runs where the function runs: whatever that raised or returned need not survive pickling.
+    """
+    path, name = named
+    try:
+        scores: Any = function(prompts, responses, metadata)
+    except (Exception, SystemExit) as error:
+        raise RewardFunctionError(f"{name}: {path} raised {error!r}") from error
+    wrong: object = type(scores).__name__
+    try:
+        if isinstance(scores, str | bytes | Mapping | Set):
+            raise TypeError
+        numbers = []
+        for score in scores:
+            wrong = f"a list with {score!r}"
+            numbers.append(float(score))
+    except Exception as error:
+        raise RewardFunctionError(
+            f"{name}: {path} must return a list of numbers, but returned {wrong}"
+        ) from error
+    if len(numbers) != len(prompts):
+        raise RewardFunctionError(
+            f"{name}: {path} must return {len(prompts)} numbers, one a response, but "
+            f"returned {len(numbers)}"
+        )
+    infinite = next((n for n in numbers if not math.isfinite(n)), None)
+    if infinite is not None:
+        raise RewardFunctionError(f"{name}: {path} returned {infinite}, no finite number")
+    return numbers

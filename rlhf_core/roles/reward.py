@@ -15,6 +15,7 @@ from rlhf_core.models.forward import micro_batches
 from rlhf_core.models.load import (
     load_classifier,
     load_tokenizer,
+    positions,
     tokenizer_fingerprint,
     trunk_and_head,
 )
@@ -100,6 +101,9 @@ class ModelScorer:
         self.micro_batch_size = config.optim.micro_batch_size
         self.model = load_classifier(source.model, config.model.dtype, device, "reward.model")
         self.tokenizer = load_tokenizer(source.model, "reward.model")
+        self.tokenizer.truncation_side = "left"
+        limits = (positions(self.model), self.tokenizer.model_max_length)
+        self.limit = min((n for n in limits if n is not None and n < 10**9), default=None)
         self.parts = trunk_and_head(self.model)
         self.same_tokens = self.parts is not None and (
             tokenizer_fingerprint(self.tokenizer) == tokenizer_fingerprint(tokenizer)
@@ -125,14 +129,20 @@ class ModelScorer:
     def _retokenise(self, prompt: Prompt, response: str) -> list[int]:
         """Tokens of prompt and response in the reward model's own vocabulary and format."""
         if self.template == "auto" and self.tokenizer.chat_template:
-            asked = prompt.metadata.get("messages", prompt.text)
-            messages = [*as_messages(asked), {"role": "assistant", "content": response.strip()}]
+            asked = prompt.messages or as_messages(prompt.text)
+            messages = [*asked, {"role": "assistant", "content": response.strip()}]
             text = self.tokenizer.apply_chat_template(messages, tokenize=False)
-            ids = self.tokenizer(text, add_special_tokens=False)["input_ids"]
+            special = False
         else:
-            ids = self.tokenizer(prompt.text + response)["input_ids"]
-        limit = getattr(self.model.config, "max_position_embeddings", None) or len(ids)
-        return list(ids[-limit:]) or [self.tokenizer.eos_token_id]
+            text, special = prompt.text + response, True
+        # Too long a text loses its beginning, but not the special token that an encoder reads the class from.
+        ids = self.tokenizer(
+            text,
+            add_special_tokens=special,
+            truncation=self.limit is not None,
+            max_length=self.limit,
+        )["input_ids"]
+        return list(ids) or [self.tokenizer.eos_token_id]
 
     def _forward(self, rows: list[list[int]]) -> Tensor:
         width = max(len(row) for row in rows)

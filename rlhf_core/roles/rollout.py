@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from rlhf_core.assets import Assets
 from rlhf_core.checkpoint import load_part, save_part
 from rlhf_core.config.trial import TrialConfig
-from rlhf_core.errors import DivergedError, RlhfError
+from rlhf_core.errors import ConfigError, DivergedError, RlhfError
 from rlhf_core.generation.sampler import Sampling, sample
-from rlhf_core.models.load import load_policy, load_tokenizer
+from rlhf_core.models.load import load_policy, load_tokenizer, positions
 from rlhf_core.models.weights import Header, load_flat
 from rlhf_core.store import open_store
 from rlhf_core.types import CallContext, Chunk, Rollout
@@ -30,6 +30,7 @@ class ResponseSampler:
     def __init__(self, config: TrialConfig, assets: Assets, model: nn.Module) -> None:
         tokenizer = load_tokenizer(assets.policy)
         self.model = model
+        self.positions = positions(model)
         self.sampling = Sampling(
             max_new_tokens=config.rollout.max_new_tokens,
             temperature=config.rollout.temperature,
@@ -40,6 +41,12 @@ class ResponseSampler:
     def __call__(self, role: str, chunk: Chunk, version: int) -> Rollout:
         """One response to each prompt of the chunk, as CPU tensors, stamped with ``version``."""
         prompts = [prompt.tokens for prompt in chunk.prompts]
+        longest, new = max(map(len, prompts)), self.sampling.max_new_tokens
+        if self.positions is not None and longest + new > self.positions:
+            raise ConfigError(
+                f"rollout.max_new_tokens: a prompt of {longest} tokens and {new} new ones exceed the "
+                f"{self.positions} positions of the policy; lower it or data.max_prompt_tokens"
+            )
         tokens_BT, logprobs_BT, mask_BT = sample(self.model, prompts, self.sampling, chunk.seed)
         if not bool(torch.isfinite(logprobs_BT).all()):
             raise DivergedError(role, "logprobs of sampled tokens")

@@ -20,8 +20,8 @@ class Worker(Protocol):
         """Calls ``method`` of ``role``; an exception of the role is the future's."""
         ...
 
-    def usage(self) -> Future[dict[str, dict[str, float]]]:
-        """``{caller: {role: busy seconds since the last usage call}}``."""
+    def usage(self, caller: str) -> Future[dict[str, float]]:
+        """``{role: busy seconds for this caller since it last asked}``."""
         ...
 
 

@@ -50,11 +50,9 @@ class RoleHost:
         finally:
             self._busy[context.caller][role] += time.perf_counter() - start
 
-    def usage(self) -> dict[str, dict[str, float]]:
-        """Busy seconds by caller and role since the last call."""
-        busy = {caller: dict(roles) for caller, roles in self._busy.items()}
-        self._busy.clear()
-        return busy
+    def usage(self, caller: str) -> dict[str, float]:
+        """Busy seconds by role for ``caller`` since it last asked; those of others stay."""
+        return dict(self._busy.pop(caller, {}))
 
     def close(self) -> None:
         """Frees what roles hold besides memory (worker pools)."""

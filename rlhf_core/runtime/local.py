@@ -26,9 +26,9 @@ class LocalWorker:
             future.set_exception(error)
         return future
 
-    def usage(self) -> Future[dict[str, dict[str, float]]]:
-        future: Future[dict[str, dict[str, float]]] = Future()
-        future.set_result(self.host.usage())
+    def usage(self, caller: str) -> Future[dict[str, float]]:
+        future: Future[dict[str, float]] = Future()
+        future.set_result(self.host.usage(caller))
         return future
 
 

@@ -13,6 +13,7 @@ from typing import Any
 from rlhf_core.config.trial import ROLES, ResourcesConfig, WorkerResources
 
 EPS = 1e-9
+GIVE_UP = 50_000
 
 
 @dataclass(frozen=True)
@@ -135,8 +136,8 @@ def _minus(free: Free, need: Free) -> Free:
 def assign(plan: PlacementPlan, free: Sequence[Free]) -> list[int] | None:
     """A node for every bundle, or None if there is none.
 
-    Exact for the sizes that occur: depth-first over bundles, largest first, equal bundles in order and equal
-    free nodes tried once. Gives up (None) after 200,000 steps.
+    Exact for the sizes that occur: depth-first over bundles, largest first; of equal free nodes one is tried,
+    and no dead end twice. Gives up (None) after ``GIVE_UP`` dead ends.
 
     Args:
         plan: The trial.
@@ -145,29 +146,34 @@ def assign(plan: PlacementPlan, free: Sequence[Free]) -> list[int] | None:
     one_node = plan.strategy == "STRICT_PACK"
     apart = plan.strategy == "STRICT_SPREAD"
     order = sorted(range(len(plan.bundles)), key=lambda i: _weight(plan.bundles[i]), reverse=True)
+    sizes = [_size(plan.bundles[i]) for i in order]
+    need = [sum(amounts) for amounts in zip(*sizes, strict=True)]
+    have = [sum(amounts) for amounts in zip(*free, strict=True)]
+    if any(n > h + EPS for n, h in zip(need, have, strict=False)):
+        return None
     place: list[int] = [-1] * len(plan.bundles)
-    steps = 0
+    dead: set[tuple[int, tuple[tuple[Free, bool], ...]]] = set()
 
     def descend(depth: int, room: list[Free], used: frozenset[int]) -> bool:
-        nonlocal steps
         if depth == len(order):
             return True
-        steps += 1
-        if steps > 200_000:
+        # What is left does not depend on which of several equal nodes was filled how.
+        state = (depth, tuple(sorted((room[n], n in used) for n in range(len(room)))))
+        if state in dead or len(dead) > GIVE_UP:
             return False
-        need = _size(plan.bundles[order[depth]])
         tried: set[tuple[Free, bool]] = set()
         for node in sorted(range(len(room)), key=lambda n: (n not in used, n)):
             if (one_node and used and node not in used) or (apart and node in used):
                 continue
             kind = (room[node], node in used)
-            if kind in tried or not _fits(need, room[node]):
+            if kind in tried or not _fits(sizes[depth], room[node]):
                 continue
             tried.add(kind)
             place[order[depth]] = node
-            after = [*room[:node], _minus(room[node], need), *room[node + 1 :]]
+            after = [*room[:node], _minus(room[node], sizes[depth]), *room[node + 1 :]]
             if descend(depth + 1, after, used | {node}):
                 return True
+        dead.add(state)
         return False
 
     return place if descend(0, list(free), frozenset()) else None
@@ -213,10 +219,12 @@ def _misfit(index: int, bundle: Bundle, nodes: Sequence[Node]) -> str:
     need = ", ".join(f"{v:g} {k}" for k, v in bundle.amounts().items() if v)
     short = " and ".join(f"{v:g} {k}" for k, v in lacks(closest).items())
     role = bundle.owner.split()[0]
+    key = "resources.head_cpus" if role == "head" else f"resources.roles.{role}"
+    if "CPUs" in lacks(closest) and bundle.gpus:
+        key += " or resources.cpus_per_gpu"
     return (
         f"placement: no node can hold bundle {index} ({bundle.owner}: {need}); the closest, "
-        f"{closest.name}, lacks {short}; lower resources.roles.{role} or resources.cpus_per_gpu, "
-        "or add a larger node"
+        f"{closest.name}, lacks {short}; lower {key}, or add a larger node"
     )
 
 
@@ -234,5 +242,7 @@ def trials_at_once(plan: PlacementPlan, nodes: Sequence[Node], at_most: int = 64
 
 def stranded_gpus(plan: PlacementPlan, nodes: Sequence[Node]) -> float:
     """GPUs that stay unused when the nodes hold as many equal trials as they can."""
-    used = trials_at_once(plan, nodes) * plan.total("gpus")
-    return max(0.0, sum(n.gpus for n in nodes) - used)
+    need, have = plan.total("gpus"), sum(n.gpus for n in nodes)
+    if need == 0:
+        return have
+    return max(0.0, have - trials_at_once(plan, nodes, int(have / need) + 1) * need)

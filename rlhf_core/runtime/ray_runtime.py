@@ -5,7 +5,6 @@ The only Ray code of the package.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import time
 from collections.abc import Sequence
@@ -14,12 +13,12 @@ from typing import Any
 
 import psutil
 import ray
-from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
+from ray.exceptions import RayTaskError
 from ray.util.placement_group import PlacementGroup, placement_group_table
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from rlhf_core.config.trial import TrialConfig
-from rlhf_core.errors import PlacementError, RlhfError
+from rlhf_core.errors import PlacementError
 from rlhf_core.runtime.base import RoleGroup
 from rlhf_core.runtime.host import RoleHost
 from rlhf_core.runtime.placement import Bundle, PlacementPlan
@@ -48,8 +47,8 @@ class _RoleActor:
     def call(self, role: str, method: str, context: CallContext, *args: Any) -> Any:
         return self.host.call(role, method, context, *args)
 
-    def usage(self) -> dict[str, dict[str, float]]:
-        return self.host.usage()
+    def usage(self, caller: str) -> dict[str, float]:
+        return self.host.usage(caller)
 
     def publish(self, context: CallContext) -> tuple[Any, list[Any], float]:
         """Puts the learner's buckets into the object store; returns header, references and bytes."""
@@ -83,25 +82,39 @@ class RayWorker:
     def call(self, role: str, method: str, context: CallContext, *args: Any) -> Future[Any]:
         return _unwrapped(self.actor.call.remote(role, method, context, *args))
 
-    def usage(self) -> Future[dict[str, dict[str, float]]]:
-        return _unwrapped(self.actor.usage.remote())
+    def usage(self, caller: str) -> Future[dict[str, float]]:
+        return _unwrapped(self.actor.usage.remote(caller))
 
 
 def _unwrapped(ref: Any) -> Future[Any]:
-    """The reference's future; an error raised on purpose arrives as itself, not as Ray's wrapper."""
+    """The reference's future; an error of a role arrives as itself, Ray's wrapper as its cause."""
     outer: Future[Any] = Future()
 
     def done(inner: Future[Any]) -> None:
         error = inner.exception()
         if error is None:
             outer.set_result(inner.result())
-        elif isinstance(error, RayTaskError) and isinstance(error.cause, RlhfError):
-            outer.set_exception(error.cause)
         else:
-            outer.set_exception(error)
+            outer.set_exception(_own(error))
 
     ref.future().add_done_callback(done)
     return outer
+
+
+def _own(error: BaseException) -> BaseException:
+    """What a role raised, out of Ray's wrapper, which keeps the traceback of the other process."""
+    cause = error.cause if isinstance(error, RayTaskError) else None
+    if not isinstance(cause, Exception):
+        return error
+    cause.__cause__ = error
+    return cause
+
+
+def _get(refs: Any) -> Any:
+    try:
+        return ray.get(refs)
+    except RayTaskError as error:
+        raise _own(error) from error
 
 
 class RayRuntime:
@@ -124,8 +137,16 @@ class RayRuntime:
         self.plan, self.placement_group = plan, placement_group
         threads = str(config.resources.threads)
         env = {"env_vars": dict.fromkeys(ENV_VARS, threads)}
-        actor_class = ray.remote(_RoleActor)
-        self._actors = []
+        self._actors: list[tuple[Any, Any]] = []
+        self._places: list[dict[str, Any]] = []
+        try:
+            self._start(config, env)
+        except BaseException:
+            self.close()
+            raise
+
+    def _start(self, config: TrialConfig, env: dict[str, Any]) -> None:
+        actor_class, plan = ray.remote(_RoleActor), self.plan
         for worker in plan.workers:
             bundle = plan.bundles[worker.bundle]
             options = actor_class.options(
@@ -134,13 +155,13 @@ class RayRuntime:
                 memory=int(bundle.memory_gb * GB) or None,
                 runtime_env=env,
                 scheduling_strategy=PlacementGroupSchedulingStrategy(
-                    placement_group=placement_group,
+                    placement_group=self.placement_group,
                     placement_group_bundle_index=worker.bundle,
                     placement_group_capture_child_tasks=True,
                 ),
             )
             self._actors.append((worker, options.remote(config, worker.roles, bundle.gpus)))
-        self._places = ray.get([actor.where.remote() for _, actor in self._actors])
+        self._places = _get([actor.where.remote() for _, actor in self._actors])
 
     def group(self, role: str) -> RoleGroup:
         return RoleGroup(role, [RayWorker(a) for place, a in self._actors if role in place.roles])
@@ -158,9 +179,9 @@ class RayRuntime:
     def deliver_weights(self, context: CallContext) -> Future[dict[str, float]]:
         learner = next(a for place, a in self._actors if "learner" in place.roles)
         rollouts = [a for place, a in self._actors if "rollout" in place.roles]
-        header, refs, size = ray.get(learner.publish.remote(context))
+        header, refs, size = _get(learner.publish.remote(context))
         # References travel inside a list: Ray would resolve bare ones on the way.
-        ray.get([actor.receive.remote(context, header, refs) for actor in rollouts])
+        _get([actor.receive.remote(context, header, refs) for actor in rollouts])
         done: Future[dict[str, float]] = Future()
         done.set_result({"bytes": size})
         return done
@@ -170,9 +191,9 @@ class RayRuntime:
         actors, self._actors = self._actors, []
         if not actors:
             return
-        # A busy or dead actor is killed all the same.
-        with contextlib.suppress(GetTimeoutError, RayActorError, RayTaskError):
-            ray.get([actor.close.remote() for _, actor in actors], timeout=2)
+        # A busy or dead actor is killed all the same, and keeps no other from closing.
+        closing = [actor.close.remote() for _, actor in actors]
+        ray.wait(closing, num_returns=len(closing), timeout=2, fetch_local=False)
         for _, actor in actors:
             ray.kill(actor)
         here = ray.get_runtime_context().get_node_id()

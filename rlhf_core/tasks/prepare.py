@@ -53,10 +53,10 @@ class PrepareRecipe:
     rating_column: str = "rating"
     seed: int = 0
     vocab: int = 2000
-    max_tokens: int = 40
+    max_tokens: int = 48
     model: ModelSize = field(default_factory=lambda: ModelSize(layers=3))
-    policy: Schedule = field(default_factory=lambda: Schedule(steps=450, batch=64, lr=3e-3))
-    reward: Schedule = field(default_factory=lambda: Schedule(steps=150, batch=64, lr=2e-3))
+    policy: Schedule = field(default_factory=lambda: Schedule(steps=550, batch=64, lr=3e-3))
+    reward: Schedule = field(default_factory=lambda: Schedule(steps=180, batch=64, lr=2e-3))
     rating_margin: float = 0.5
     unseen_share: float = 0.12
     prompt_words: tuple[int, int] = (3, 6)
@@ -64,7 +64,7 @@ class PrepareRecipe:
     eval_prompts: int = 256
     test_prompts: int = 512
     samples: int = 256
-    max_new_tokens: int = 32
+    max_new_tokens: int = 40
     minimum_rows: int = 100
     threads: int = 1
     max_steps: int | None = None
@@ -255,9 +255,7 @@ def _digest(rated: RatedTexts) -> str:
 
 def _existing(out: Path, resolved: dict[str, Any]) -> TaskFolder | None:
     """The finished task of the same recipe; None where the place is free."""
-    if out.is_dir() and not any(out.iterdir()):
-        return None
-    if not out.exists():
+    if not out.exists() or (out.is_dir() and not any(out.iterdir())):
         return None
     if (out / MANIFEST).is_file():
         task = TaskFolder.load(out)
@@ -268,4 +266,5 @@ def _existing(out: Path, resolved: dict[str, Any]) -> TaskFolder | None:
             f"{out} already holds a task made with other settings ({', '.join(differing)}); "
             "give another folder, or remove this one"
         )
-    raise ConfigError(f"{out} already holds other files; give a new or an empty folder")
+    what = "already holds other files" if out.is_dir() else "is a file"
+    raise ConfigError(f"{out} {what}; give a new or an empty folder")

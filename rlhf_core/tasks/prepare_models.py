@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -43,7 +44,7 @@ from rlhf_core.tasks.ratings import RatedTexts
 from rlhf_core.tasks.recipe import Progress, Schedule
 from rlhf_core.tasks.tokenizer import train_tokenizer
 
-JOB = "job.json"
+JOB, RESULT, ERRORS = "job.json", "result.json", "errors.txt"
 UNSEEN_PAIRS = 3000
 
 
@@ -175,20 +176,19 @@ def _train_both(
     with _start(place, folder) as process:
         try:
             reward = _train_one(jobs["reward"], policy, tokenizer, folder / "reward", progress)
-            _, errors = process.communicate()
+            process.wait()
         finally:
             process.kill()
     if process.returncode:
-        reason = (errors.strip().splitlines() or ["no message"])[-1]
+        errors = (place / ERRORS).read_text(encoding="utf-8", errors="replace").split("\n")
+        reason = next((line for line in reversed(errors) if line.strip()), "no message")
         raise RlhfError(f"training the held-out reward model failed: {reason}")
-    result = json.loads((place / "result.json").read_text(encoding="utf-8"))
-    for file in place.iterdir():
-        file.unlink()
-    place.rmdir()
+    result = json.loads((place / RESULT).read_text(encoding="utf-8"))
+    shutil.rmtree(place)
     return {"reward": reward, "heldout": (result["offset"], result["accuracy"])}
 
 
-def _start(place: Path, folder: Path) -> subprocess.Popen[str]:
+def _start(place: Path, folder: Path) -> subprocess.Popen[bytes]:
     root = str(Path(rlhf_core.__file__).parents[1])
     paths = [root, os.environ.get("PYTHONPATH", "")]
     environment = {
@@ -196,13 +196,10 @@ def _start(place: Path, folder: Path) -> subprocess.Popen[str]:
         "PYTHONPATH": os.pathsep.join(filter(None, paths)),
         "OMP_NUM_THREADS": "1",
     }
-    return subprocess.Popen(
-        [sys.executable, "-m", "rlhf_core.tasks.prepare_models", str(place), str(folder)],
-        env=environment,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    command = [sys.executable, "-m", "rlhf_core.tasks.prepare_models", str(place), str(folder)]
+    # A file, since nobody reads a pipe while the other model trains.
+    with (place / ERRORS).open("wb") as errors:
+        return subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=errors)
 
 
 def _train_one(
@@ -229,7 +226,7 @@ def _run_job(place: Path, folder: Path) -> None:
     tokenizer = AutoTokenizer.from_pretrained(folder / "policy")
     offset, accuracy = _train_one(job, policy, tokenizer, folder / "heldout")
     text = json.dumps({"offset": offset, "accuracy": accuracy})
-    (place / "result.json").write_text(text, encoding="utf-8")
+    (place / RESULT).write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -43,7 +43,8 @@ def thread_count(threads: int) -> Iterator[None]:
 def seeded(seed: int) -> Iterator[None]:
     """Run the body, model initialisation for one, under a seed of its own."""
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+        # Not torch.manual_seed, which would seed the accelerators as well.
+        torch.default_generator.manual_seed(seed)
         yield
 
 
@@ -263,7 +264,7 @@ def _step(
     loss: torch.Tensor,
 ) -> None:
     optimiser.zero_grad(set_to_none=True)
-    loss.backward()
+    torch.autograd.backward(loss)
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     optimiser.step()
     scheduler.step()
@@ -280,4 +281,5 @@ def _scores(model: LlamaForSequenceClassification, rows: Sequence[Ids]) -> torch
     ids_BT = pad(rows, model.config.pad_token_id)
     last = torch.tensor([len(row) - 1 for row in rows])
     hidden = model.model(input_ids=ids_BT, use_cache=False).last_hidden_state
-    return model.score(hidden[torch.arange(len(rows)), last]).squeeze(-1)
+    scores: torch.Tensor = model.score(hidden[torch.arange(len(rows)), last]).squeeze(-1)
+    return scores

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +29,9 @@ def register(subparsers: Any) -> None:
 def run_status(args: argparse.Namespace) -> int:
     sweep = analysis.load(args.directory)
     if args.json:
-        print(strict_json(analysis.status(sweep)))
+        print(strict_json(analysis.status(sweep, now=time.time())))
     else:
-        make_console().print(analysis.render_status(sweep))
+        make_console().print(analysis.render_status(sweep, now=time.time()))
     return 0
 
 

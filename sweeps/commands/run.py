@@ -7,6 +7,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from rich.console import Console
+
 import analysis
 from sweeps.commands.overrides import add_set_option, parse_overrides
 from sweeps.load import preset_names
@@ -34,6 +36,7 @@ def run(args: argparse.Namespace) -> int:
     sweep = Sweep.from_yaml(args.sweep, parse_overrides(args.overrides))
     config = sweep.loaded.config
     out = args.out or Path("runs") / f"{config.name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    sweep.check(out)
     if config.cluster.rehearse is not None:
         shape = config.cluster.rehearse
         console.print(

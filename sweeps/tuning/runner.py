@@ -61,7 +61,7 @@ def run(driver: SweepDriver, checkpoints: str, view: Any = None) -> None:
 
 def _settle(driver: SweepDriver) -> None:
     """Tune tells nobody about trials that it ends by itself (interruption, its own death)."""
-    if driver.live:
+    if driver.live or not driver.exhausted:
         driver.interrupt()
     for record in driver.records.values():
         if not record.ended:

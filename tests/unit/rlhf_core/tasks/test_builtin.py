@@ -177,6 +177,8 @@ def test_a_killed_build_is_not_taken_for_a_finished_one(
         time.sleep(0.002)
     process.send_signal(signal.SIGKILL)
     process.communicate()
+    assert process.returncode == -signal.SIGKILL
+    assert [path for path in (tmp_path / "cache" / "tasks").iterdir() if path.is_dir()]
     built = ensure_builtin(recipe=TINY)
     assert TaskFolder.load(built).path == built
     folders = [path for path in built.parent.iterdir() if path.is_dir()]

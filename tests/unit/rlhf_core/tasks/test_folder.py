@@ -92,7 +92,7 @@ def test_a_broken_manifest_is_told_in_one_line(
 def test_a_model_folder_without_one_of_its_files_is_refused(tmp_path: Path, file: str) -> None:
     make(tmp_path)
     (tmp_path / "reward" / file).unlink()
-    with pytest.raises(ConfigError, match="'reward.model' must name a model folder"):
+    with pytest.raises(ConfigError, match=r"'reward\.model' must name a model folder"):
         TaskFolder.load(tmp_path)
 
 
@@ -119,10 +119,13 @@ def test_prompts_of_an_unknown_split_or_a_broken_line(tmp_path: Path) -> None:
 
 
 def test_a_build_that_fails_leaves_nothing(tmp_path: Path) -> None:
-    final = tmp_path / "task"
-    with pytest.raises(KeyError), finished_or_absent(final) as part:
-        (part / "half").write_text("x")
-        raise KeyError("stop")
+    def build() -> None:
+        with finished_or_absent(tmp_path / "task") as part:
+            (part / "half").write_text("x")
+            raise KeyError("stop")
+
+    with pytest.raises(KeyError, match="stop"):
+        build()
     assert list(tmp_path.iterdir()) == []
 
 

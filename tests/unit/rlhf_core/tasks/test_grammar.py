@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import statistics
 import subprocess
@@ -79,7 +80,7 @@ def test_better_opinions_score_higher() -> None:
     ]
     scores = [grammar.score(text) for text in ordered]
     assert scores == sorted(scores)
-    assert all(after - before > 0.04 for before, after in zip(scores, scores[1:], strict=False))
+    assert all(after - before > 0.04 for before, after in itertools.pairwise(scores))
 
 
 def test_negation_turns_an_opinion_round() -> None:

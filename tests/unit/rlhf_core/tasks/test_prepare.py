@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import random
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -29,7 +32,8 @@ from rlhf_core.tasks.prepare import (
 from rlhf_core.tasks.ratings import RatedTexts, read_ratings
 from rlhf_core.tasks.recipe import ModelSize
 
-REVIEWS = Path(__file__).parents[5] / "shared" / "data" / "movie_reviews.tsv"
+ROOT = Path(__file__).parents[4]
+REVIEWS = ROOT.parent / "shared" / "data" / "movie_reviews.tsv"
 QUICK = PrepareRecipe(
     name="quick",
     vocab=400,
@@ -76,6 +80,24 @@ def test_models_load_as_ordinary_hugging_face_folders(made: TaskFolder) -> None:
         assert AutoTokenizer.from_pretrained(folder).get_vocab() == tokenizer.get_vocab()
         heads.append(reward.score.weight)
     assert not torch.equal(*heads)
+
+
+def test_one_processor_gives_the_same_models_as_two(
+    data: Path, made: TaskFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: 1)
+    alone = prepare(data, tmp_path / "task", QUICK)
+    for file in ("policy", "reward", "heldout"):
+        weights = f"{file}/model.safetensors"
+        assert (alone.path / weights).read_bytes() == (made.path / weights).read_bytes()
+    assert (alone.reward_offset, alone.heldout_offset) == (made.reward_offset, made.heldout_offset)
+
+
+def test_a_failing_second_process_says_why(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "rlhf_core.tasks.prepare_models", str(tmp_path), str(tmp_path)]
+    run = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
+    assert run.returncode != 0
+    assert "job.json" in run.stderr.strip().splitlines()[-1]
 
 
 def test_the_same_recipe_is_reused_and_another_refused(data: Path, made: TaskFolder) -> None:

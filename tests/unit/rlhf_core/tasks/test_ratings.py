@@ -106,5 +106,5 @@ def test_missing_files_and_folders(tmp_path: Path) -> None:
 
 
 def test_too_few_rows_say_how_many(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="at least 50 rows .* there are 3"):
+    with pytest.raises(ConfigError, match=r"at least 50 rows .* there are 3"):
         read_ratings(write(tmp_path, ".csv"), minimum=50)

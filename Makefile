@@ -1,0 +1,41 @@
+# make demo | test | test-long | lint | clean. Everything is installed into .venv, once.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+# Further arguments of `pip install torch`, e.g. where the CPU builds of PyTorch are to be found.
+TORCH_ARGS ?=
+export TOKENIZERS_PARALLELISM := false
+
+.PHONY: setup demo test test-long lint clean
+
+setup: $(VENV)/.installed
+
+$(VENV)/.installed: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+		|| { echo "Python 3.11 or newer is needed; name one: make PYTHON=python3.12 ..."; exit 2; }
+	@$(PYTHON) -c 'import ensurepip' 2>/dev/null \
+		|| { echo "the venv module is missing; on Debian: apt-get install python3-venv"; exit 2; }
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+# torch first and by its exact version: a range lets pip take a CUDA build of several GB.
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch==2.13.0 $(TORCH_ARGS)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	@touch $@
+
+demo: setup
+	$(BIN)/rlhf-sweep run quickstart --out runs/quickstart
+
+test: setup
+	$(BIN)/python -m pytest
+
+test-long: setup
+	$(BIN)/python -m pytest -m long
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis

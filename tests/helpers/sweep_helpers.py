@@ -1,0 +1,90 @@
+"""Rewards and programs that worker processes of the tests import by name."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from rlhf_core.metrics import IterationMetrics
+from rlhf_core.runtime.placement import Bundle, PlacementPlan
+from sweeps.programs.base import TrialContext
+
+
+def brevity(
+    prompts: list[str], responses: list[str], metadata: list[Mapping[str, Any]]
+) -> list[float]:
+    """Short responses are good."""
+    return [-float(len(response.split())) for response in responses]
+
+
+def broken(
+    prompts: list[str], responses: list[str], metadata: list[Mapping[str, Any]]
+) -> list[float]:
+    """A bug in user code."""
+    raise KeyError("no such rating")
+
+
+def dies_once(
+    prompts: list[str], responses: list[str], metadata: list[Mapping[str, Any]]
+) -> list[float]:
+    """Ends its process at the sixth training batch, the first time; counts in the prompts' ``state`` folder."""
+    if "state" in metadata[0]:
+        counter, flag = (Path(metadata[0]["state"]) / name for name in ("calls", "died"))
+        calls = int(counter.read_text()) + 1 if counter.exists() else 1
+        counter.write_text(str(calls))
+        if calls == 6 and not flag.exists():
+            flag.touch()
+            os._exit(1)
+    return brevity(prompts, responses, metadata)
+
+
+class ScriptProgram:
+    """A script of the user's own as a trial: it minimises a parabola and reports its loss."""
+
+    def keys(self) -> tuple[str, ...]:
+        return ("x", "steps")
+
+    def check(self, base: Mapping[str, Any], params: Mapping[str, Any]) -> list[str]:
+        return [] if {**base, **params}.get("x", 0.0) < 100 else ["x must be below 100"]
+
+    def resolve(self, base: Mapping[str, Any], params: Mapping[str, Any]) -> dict[str, Any]:
+        return {"x": 0.0, "steps": 3, **base, **params}
+
+    def prepare(self, base: Mapping[str, Any], progress: Any = None) -> None:
+        return None
+
+    def placement(self, base: Mapping[str, Any], params: Mapping[str, Any]) -> PlacementPlan:
+        return PlacementPlan("fused", "PACK", (Bundle("script", 1.0, 0.0, 0.0),), ())
+
+    def processes(self, base: Mapping[str, Any], params: Mapping[str, Any]) -> int:
+        return 1
+
+    def metrics(self) -> tuple[str, ...] | None:
+        return None
+
+    def start(self, context: TrialContext) -> ScriptTrial:
+        return ScriptTrial(self.resolve(context.base, context.params))
+
+
+class ScriptTrial:
+    def __init__(self, config: dict[str, Any]) -> None:
+        self.config, self.step = config, 0
+
+    def __iter__(self) -> Iterator[IterationMetrics]:
+        while not self.is_last:
+            self.step += 1
+            loss = (self.config["x"] - 3.0) ** 2 + 1.0 / self.step
+            yield IterationMetrics(self.step, {"script/loss": loss, "script/time": time.time()})
+
+    @property
+    def is_last(self) -> bool:
+        return bool(self.step >= self.config["steps"])
+
+    def placement(self) -> dict[str, Any]:
+        return {"layout": "fused", "bundles": [], "workers": []}
+
+    def close(self) -> None:
+        return None
