@@ -59,8 +59,12 @@ class DivergedError(RlhfError, ArithmeticError):
 def nearest(name: str, known: Iterable[str], count: int = 3) -> str:
     """Near misses of ``name`` as the tail of an error line, or an empty string."""
     known = list(known)
-    found = difflib.get_close_matches(name, known, n=count, cutoff=0.6)
-    if not found:
-        last = name.rsplit(".", 1)[-1]
-        found = [k for k in known if k.rsplit(".", 1)[-1] == last or last in k.split(".")][:count]
+    last = name.rsplit(".", 1)[-1]
+    # A known name below another group is a likelier slip than another name.
+    same = [k for k in known if k.rsplit(".", 1)[-1] == last]
+    found = (
+        difflib.get_close_matches(name, same, n=count, cutoff=0.5)
+        or difflib.get_close_matches(name, known, n=count, cutoff=0.6)
+        or [k for k in known if k in same or last in k.split(".")][:count]
+    )
     return f"; did you mean {' or '.join(repr(f) for f in found)}?" if found else ""

@@ -36,7 +36,7 @@ def characters(chat: bool = False, order: str = LETTERS) -> Any:
     return wrapped
 
 
-def byte_level() -> Any:
+def byte_level(chat: bool = False) -> Any:
     """A trained byte-level tokenizer that pads with its end-of-sequence token."""
     backend = Tokenizer(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -46,9 +46,12 @@ def byte_level() -> Any:
         vocab_size=272, special_tokens=["<eos>"], initial_alphabet=alphabet, show_progress=False
     )
     backend.train_from_iterator(TEXTS * 4, trainer)
-    return PreTrainedTokenizerFast(
+    wrapped = PreTrainedTokenizerFast(
         tokenizer_object=backend, pad_token="<eos>", eos_token="<eos>"
     )
+    if chat:
+        wrapped.chat_template = CHAT
+    return wrapped
 
 
 def words() -> Any:
@@ -81,16 +84,16 @@ def config_of(family: str, tokenizer: Any) -> Any:
         )
     if family == "Bert":
         return transformers.BertConfig(**SHAPE, **WIDE, **ids)
-    return getattr(transformers, f"{family}Config")(
-        **SHAPE, **WIDE, num_key_value_heads=2, **ids
-    )
+    return getattr(transformers, f"{family}Config")(**SHAPE, **WIDE, num_key_value_heads=2, **ids)
 
 
 def save(folder: Path, family: str, head: str, tokenizer: Any, seed: int) -> str:
-    """Writes ``FamilyForHead`` with random weights and its tokenizer; returns the folder."""
+    """Writes a model of the family with random weights and its tokenizer; returns the folder."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        model = getattr(transformers, f"{family}For{head}")(config_of(family, tokenizer))
+        model = getattr(transformers, f"AutoModelFor{head}").from_config(
+            config_of(family, tokenizer)
+        )
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return str(folder)
@@ -116,14 +119,14 @@ def build(root: Path) -> Zoo:
     transformers.utils.logging.disable_progress_bar()
     policies = {
         "Llama": save(root / "llama", "Llama", "CausalLM", characters(), 1),
-        "GPT2": save(root / "gpt2", "GPT2", "LMHeadModel", byte_level(), 2),
-        "Qwen2": save(root / "qwen2", "Qwen2", "CausalLM", characters(chat=True), 3),
+        "GPT2": save(root / "gpt2", "GPT2", "CausalLM", byte_level(), 2),
+        "Qwen2": save(root / "qwen2", "Qwen2", "CausalLM", byte_level(chat=True), 3),
     }
     kind = "SequenceClassification"
     rewards = {
         "same": save(root / "same", "Llama", kind, characters(), 4),
         "same_gpt2": save(root / "same_gpt2", "GPT2", kind, byte_level(), 5),
-        "chat": save(root / "chat", "Qwen2", kind, characters(True, LETTERS[::-1]), 6),
+        "chat": save(root / "chat", "Llama", kind, characters(True, LETTERS[::-1]), 6),
         "other": save(root / "other", "GPT2", kind, byte_level(), 7),
         "encoder": save(root / "encoder", "Bert", kind, words(), 8),
     }

@@ -1,0 +1,150 @@
+"""Ends a sweep from outside and looks at what is left: the directory must load, and no process may remain."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import optuna
+import psutil
+import pytest
+from optuna.storages import JournalStorage
+from optuna.storages.journal import JournalFileBackend
+
+import analysis
+
+pytestmark = [pytest.mark.ray, pytest.mark.long]
+MARK = "RLHF_SWEEPS_TEST_MARK"
+OPTIONS = {
+    "search.trials": 6,
+    "base.rollout.prompts_per_iteration": 16,
+    "base.budget.iterations": 200,
+    "selection.test_prompts": 0,
+    "tracking.print_every_s": 1,
+}
+
+
+class Running:
+    """A sweep in a session of its own, as a terminal would start it."""
+
+    def __init__(self, out: Path) -> None:
+        self.out, self.mark = out, uuid.uuid4().hex
+        sets = [part for key, value in OPTIONS.items() for part in ("--set", f"{key}={value}")]
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "sweeps.cli", "run", "quickstart", "--out", str(out), *sets],
+            env={**os.environ, MARK: self.mark},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+
+    def wait_for(self, state: str, seconds: float = 120) -> None:
+        """Until a trial is in this state."""
+        ledger, deadline = self.out / "trials.jsonl", time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            if ledger.exists() and f'"state": "{state}"' in ledger.read_text():
+                return
+            assert self.process.poll() is None, self.process.communicate()[0]
+            time.sleep(0.2)
+        raise AssertionError(f"no trial was {state} within {seconds} s")
+
+    def left(self) -> list[str]:
+        """Processes that this run started and that still live."""
+        found = []
+        for process in psutil.process_iter():
+            try:
+                if process.environ().get(MARK) == self.mark:
+                    found.append(" ".join(process.cmdline())[:100] or process.name())
+            except psutil.Error:
+                continue
+        return found
+
+    def settled(self, seconds: float = 20) -> list[str]:
+        """What is left after some time to end."""
+        deadline = time.monotonic() + seconds
+        while self.left() and time.monotonic() < deadline:
+            time.sleep(0.2)
+        return self.left()
+
+
+@pytest.fixture
+def running(tmp_path: Path, builtin_task: Path) -> Iterator[Running]:
+    run = Running(tmp_path / "run")
+    yield run
+    if run.process.poll() is None:
+        run.process.kill()
+
+
+def interrupt(run: Running) -> None:
+    run.process.send_signal(signal.SIGINT)
+
+
+def interrupt_the_group(run: Running) -> None:
+    os.killpg(run.process.pid, signal.SIGINT)
+
+
+def interrupt_twice(run: Running) -> None:
+    os.killpg(run.process.pid, signal.SIGINT)
+    time.sleep(0.5)
+    os.killpg(run.process.pid, signal.SIGINT)
+
+
+def terminate(run: Running) -> None:
+    run.process.terminate()
+
+
+@pytest.mark.parametrize("end", [interrupt, interrupt_the_group, interrupt_twice, terminate])
+def test_an_interrupted_sweep_leaves_a_directory_that_loads_and_no_process(
+    running: Running, end: Callable[[Running], None]
+) -> None:
+    running.wait_for("started")
+    time.sleep(2)
+    end(running)
+    output = running.process.communicate(timeout=60)[0]
+    assert running.process.returncode == 130, output
+    assert "Traceback" not in output
+    assert running.settled() == []
+    sweep = analysis.load(running.out)
+    assert set(sweep.trials["state"].astype(str)) == {"interrupted"}
+    assert len(sweep.iterations) > 0
+    status = subprocess.run(
+        [sys.executable, "-m", "sweeps.cli", "status", str(running.out), "--json"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert json.loads(status.stdout)["states"]["interrupted"] == len(sweep.trials)
+    storage = JournalStorage(JournalFileBackend(str(running.out / "study.log")))
+    study = optuna.load_study(study_name="quickstart", storage=storage)
+    assert all(trial.state.is_finished() for trial in study.trials)
+
+
+def test_an_interruption_while_ray_starts_leaves_no_process(running: Running) -> None:
+    deadline = time.monotonic() + 60
+    while not any("gcs_server" in command for command in running.left()):
+        assert time.monotonic() < deadline
+        assert running.process.poll() is None
+        time.sleep(0.1)
+    interrupt_the_group(running)
+    running.process.communicate(timeout=60)
+    assert running.process.returncode == 130
+    assert running.settled() == []
+
+
+def test_a_killed_driver_leaves_a_directory_that_loads(running: Running) -> None:
+    running.wait_for("started")
+    time.sleep(2)
+    running.process.kill()
+    running.process.communicate(timeout=60)
+    sweep = analysis.load(running.out)
+    assert set(sweep.trials["state"].astype(str)) <= {"queued", "placed", "started"}
+    assert len(sweep.iterations) > 0
+    assert running.settled(60) == []

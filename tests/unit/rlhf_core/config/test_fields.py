@@ -1,0 +1,68 @@
+"""Every option of a trial is described and bounded; the JSON schema says the same as the models."""
+
+from __future__ import annotations
+
+import typing
+from typing import Any
+
+import jsonschema
+import pytest
+
+from rlhf_core.config import TrialConfig, flatten, known_keys, preset_names, resolve_trial
+from rlhf_core.config.fields import Group, dotted_fields
+
+BOUNDS = {"Ge", "Gt", "Le", "Lt"}
+
+
+def _kinds(annotation: Any) -> set[Any]:
+    return {annotation, *typing.get_args(annotation)}
+
+
+@pytest.mark.parametrize("name", preset_names())
+def test_a_preset_resolves(name: str) -> None:
+    assert isinstance(resolve_trial(name, name), TrialConfig)
+
+
+def test_there_is_a_preset() -> None:
+    assert "tiny" in preset_names()
+
+
+@pytest.mark.parametrize(("key", "field"), list(dotted_fields(TrialConfig)))
+def test_an_option_is_described_and_a_number_is_bounded(key: str, field: Any) -> None:
+    assert field.description
+    assert len(field.description) > 4
+    assert field.description[-1] == "."
+    kinds = _kinds(field.annotation)
+    if kinds & {int, float} and bool not in kinds:
+        assert BOUNDS & {type(m).__name__ for m in field.metadata}, f"{key} has no bound"
+
+
+def test_groups_are_described() -> None:
+    def walk(kind: type[Group], where: str) -> None:
+        for name, field in kind.model_fields.items():
+            assert field.description, f"{where}{name}"
+            if isinstance(field.annotation, type) and issubclass(field.annotation, Group):
+                walk(field.annotation, f"{where}{name}.")
+
+    walk(TrialConfig, "")
+
+
+def test_flatten_knows_every_key() -> None:
+    assert tuple(flatten(TrialConfig())) == known_keys()
+    assert len(set(known_keys())) == len(known_keys())
+
+
+def test_the_json_schema_is_valid_and_judges_like_the_models() -> None:
+    schema = TrialConfig.model_json_schema()
+    jsonschema.Draft202012Validator.check_schema(schema)
+    validator = jsonschema.Draft202012Validator(schema)
+    validator.validate(TrialConfig().model_dump(mode="json"))
+    for wrong in ({"nope": 1}, {"ppo": {"lam": 3}}, {"resources": {"layout": "spread"}}):
+        assert not validator.is_valid(wrong)
+    optim = schema["$defs"]["SyncConfig"]["properties"]["interval"]
+    assert optim["unit"] == "iterations"
+
+
+def test_a_configuration_is_frozen() -> None:
+    with pytest.raises(ValueError, match="frozen"):
+        TrialConfig().seed = 3  # type: ignore[misc]

@@ -1,0 +1,128 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlhf_core.runtime.placement import Node
+from sweeps.driver import SweepDriver, numbers
+from sweeps.load import load_sweep
+from sweeps.outcomes import Outcome
+from sweeps.record import RunDirectory, strict_json
+from sweeps.tuning.study import Study
+
+NODES = [Node("a", 8.0, 0.0, 8.0)]
+
+
+def make(tmp_path: Path, trials: int = 3, concurrent: int = 2, **values: Any) -> SweepDriver:
+    loaded = load_sweep(
+        {
+            "program": "sweep_helpers:ScriptProgram",
+            "space": {"x": {"float": [0.0, 6.0]}},
+            "search": {"trials": trials, "objective": "script/loss", "direction": "minimize"},
+            "scheduler": {"kind": "none"},
+            **values,
+        }
+    )
+    search = loaded.config.search
+    study = Study(tmp_path, "s", search, loaded.space, lambda params: [])
+    return SweepDriver(loaded, RunDirectory(tmp_path), study, NODES, concurrent)
+
+
+def ledger(tmp_path: Path) -> list[tuple[str, str, str | None]]:
+    lines = [json.loads(line) for line in (tmp_path / "trials.jsonl").read_text().splitlines()]
+    return [(line["trial"], line["state"], line["outcome"]) for line in lines]
+
+
+def test_no_more_trials_run_than_may(tmp_path: Path) -> None:
+    driver = make(tmp_path)
+    first, second = driver.next_trial(), driver.next_trial()
+    assert first is not None
+    assert second is not None
+    assert driver.next_trial() is None
+    driver.end(first.trial, Outcome.COMPLETED)
+    third = driver.next_trial()
+    assert third is not None
+    assert third.trial == "t0002"
+    driver.end(second.trial, Outcome.COMPLETED)
+    assert driver.next_trial() is None
+    assert driver.exhausted
+
+
+def test_results_are_recorded_and_the_last_objective_counts(tmp_path: Path) -> None:
+    driver = make(tmp_path)
+    record = driver.next_trial()
+    assert record is not None
+    driver.placed(record.trial)
+    for iteration, loss in ((1, 5.0), (2, float("inf")), (3, 2.0)):
+        driver.result(record.trial, {"iteration": iteration, "script/loss": loss, "pid": 3})
+    driver.end(record.trial, Outcome.COMPLETED)
+    lines = (tmp_path / "trials/t0000/metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line)["script/loss"] for line in lines] == [5.0, None, 2.0]
+    assert ledger(tmp_path)[-1] == ("t0000", "ended", "completed")
+    assert driver.study._study.trials[0].value == 2.0
+
+
+def test_an_infeasible_trial_is_recorded_and_the_next_one_runs(tmp_path: Path) -> None:
+    driver = make(tmp_path, trials=2)
+    driver.nodes = [Node("small", 0.5, 0.0, 8.0)]
+    assert driver.next_trial() is None
+    assert [entry[2] for entry in ledger(tmp_path)] == [None, "infeasible"] * 2
+    assert driver.exhausted
+
+
+def test_ending_twice_is_recorded_once(tmp_path: Path) -> None:
+    driver = make(tmp_path)
+    record = driver.next_trial()
+    assert record is not None
+    driver.end(record.trial, Outcome.FAILED, "a bug")
+    driver.end(record.trial, Outcome.COMPLETED)
+    assert [entry[1] for entry in ledger(tmp_path)] == ["queued", "ended"]
+    assert driver.records["t0000"].outcome is Outcome.FAILED
+
+
+def test_an_interruption_closes_ledger_and_study(tmp_path: Path) -> None:
+    driver = make(tmp_path)
+    driver.next_trial()
+    driver.next_trial()
+    driver.interrupt()
+    assert [entry[1] for entry in ledger(tmp_path)][-2:] == ["interrupted"] * 2
+    assert not [t for t in driver.study._study.trials if not t.state.is_finished()]
+    assert driver.next_trial() is None
+
+
+def test_a_scheduler_stop_keeps_its_reason(tmp_path: Path) -> None:
+    scheduler = {"kind": "median", "grace": 1, "min_trials": 1}
+    driver = make(tmp_path, scheduler=scheduler)
+    for loss in (1.0, 9.0):
+        record = driver.next_trial()
+        assert record is not None
+        result = {"iteration": 1, "script/loss": loss}
+        # Minimised: the second trial is the worse one.
+        assert driver.decide(record.trial, result) is (loss == 1.0)
+        driver.result(record.trial, result)
+        driver.end(record.trial, Outcome.COMPLETED)
+    assert [r.outcome for r in driver.records.values()] == [Outcome.COMPLETED, Outcome.STOPPED]
+    assert "median" in driver.records["t0001"].reason
+
+
+def test_the_time_budget_ends_the_sweep(tmp_path: Path) -> None:
+    driver = make(tmp_path, budget={"minutes": 1})
+    assert driver.next_trial() is not None
+    driver.started -= 61
+    assert driver.next_trial() is None
+    assert driver.exhausted
+
+
+def test_only_grouped_numbers_are_metrics() -> None:
+    result = {"a/b": 1, "pid": 7, "c/d": "text", "e/f": True, "config/x": 2.0, "g/h": 0.5}
+    assert numbers(result) == {"a/b": 1.0, "g/h": 0.5}
+
+
+def test_json_is_strict() -> None:
+    text = strict_json({"a": float("nan"), "b": [1.5, float("-inf")], "c": {"d": "x"}})
+    assert json.loads(text) == {"a": None, "b": [1.5, None], "c": {"d": "x"}}
+    with pytest.raises(TypeError):
+        strict_json({"a": object()})

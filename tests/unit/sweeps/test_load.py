@@ -1,0 +1,175 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import yaml
+
+from rlhf_core.config import preset_names as trial_presets
+from rlhf_core.config.io import load_preset
+from rlhf_core.errors import ConfigError
+from search_spaces import presets as space_presets
+from sweeps.load import load_sweep, preset_names, read_sweep
+from sweeps.plan import plan_sweep
+from sweeps.schema import sweep_schema, trial_schema
+from sweeps.sweep import Sweep
+from sweeps.tuning.cluster import expected_nodes
+
+
+def refusal(values: dict[str, Any] | str, **overrides: Any) -> str:
+    with pytest.raises(ConfigError) as caught:
+        load_sweep(values, overrides)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("name", preset_names())
+def test_every_preset_loads_fits_and_validates_against_the_schema(name: str) -> None:
+    loaded = load_sweep(name)
+    assert loaded.config.name == name
+    nodes = expected_nodes(loaded.config.cluster)
+    assert nodes is not None
+    assert plan_sweep(loaded, nodes).problems == []
+    jsonschema.Draft202012Validator(sweep_schema()).validate(read_sweep(name))
+
+
+@pytest.mark.parametrize("name", trial_presets())
+def test_every_trial_preset_validates_against_the_schema(name: str) -> None:
+    jsonschema.Draft202012Validator(trial_schema()).validate(load_preset(name))
+
+
+def test_the_schema_refuses_an_unknown_key_and_a_value_out_of_bounds() -> None:
+    validator = jsonschema.Draft202012Validator(sweep_schema())
+    good = {"base": {"extends": "tiny", "ppo": {"gamma": 0.9}}, "space": "quickstart"}
+    assert validator.is_valid(good)
+    assert not validator.is_valid({**good, "serach": {}})
+    assert not validator.is_valid({**good, "base": {"ppo": {"gamma": 2}}})
+    assert not validator.is_valid({**good, "space": {"ppo.gama": {"float": [0, 1]}}})
+    assert not validator.is_valid({**good, "space": {"ppo.gamma": {"flaot": [0, 1]}}})
+
+
+def test_space_presets_only_use_keys_of_the_configuration() -> None:
+    for name in space_presets.names():
+        loaded = load_sweep({"base": "tiny", "space": name})
+        assert set(loaded.space) <= set(loaded.program.keys())
+
+
+def test_a_preset_can_be_extended_in_base_and_space() -> None:
+    loaded = load_sweep(
+        {
+            "base": {"extends": "tiny", "budget": {"iterations": 3}},
+            "space": {"extends": "quickstart", "ppo.lam": {"choice": [0.9, 1.0]}},
+        }
+    )
+    assert loaded.program.resolve(loaded.base, {})["budget"]["iterations"] == 3
+    assert {"ppo.lam", "ppo.kl.coef"} <= set(loaded.space)
+
+
+def test_overrides_reach_every_section() -> None:
+    loaded = load_sweep(
+        "quickstart", {"search.trials": 2, "base.budget.iterations": 7, "scheduler.kind": "asha"}
+    )
+    assert loaded.config.search.trials == 2
+    assert loaded.config.scheduler.kind == "asha"
+    assert loaded.program.resolve(loaded.base, {})["budget"]["iterations"] == 7
+
+
+def test_unknown_keys_are_named_with_near_misses() -> None:
+    assert "did you mean 'search'" in refusal({"base": "tiny", "serch": {}})
+    assert "did you mean 'ppo.clip_range_low'" in refusal(
+        "quickstart", **{"base.ppo.clip_range": 1}
+    )
+    line = refusal({"base": "tiny", "space": {"ppo.clip_low": {"float": [0.1, 0.2]}}})
+    assert "space: unknown key 'ppo.clip_low'" in line
+    assert "ppo.clip_range_low" in line
+
+
+def test_all_problems_are_reported_together() -> None:
+    lines = refusal("quickstart", **{"base.ppo.gamma": 2, "search.objective": "eval/heldot"})
+    assert "ppo.gamma must be less than or equal to 1, but is 2" in lines
+    assert "no metric 'eval/heldot'; did you mean 'eval/heldout'" in lines
+
+
+@pytest.mark.parametrize(
+    ("values", "rule"),
+    [
+        ({"space": {"ppo.gamma": {"float": [0.9, 1.5]}}}, "space: parameters: ppo.gamma"),
+        ({"space": {"ppo.minibatches": {"choice": [2, 5]}}}, "must divide"),
+        ({"space": {"ppo.gamma": {"float": [1.0, 0.9]}}}, "ppo.gamma"),
+        ({"space": "quickstrt"}, "quickstart"),
+        ({"base": "tinny"}, "did you mean 'tiny'"),
+        ({"search": {"constraints": ["kl < much"]}}, "METRIC <= NUMBER"),
+        ({"search": {"constraints": ["kl/respnse <= 3"]}}, "did you mean 'kl/response'"),
+        ({"search": {"points": [{"ppo.lam": 0.9}]}}, "'ppo.lam' is not searched"),
+        ({"cluster": {"local": True, "address": "auto"}}, "exactly one of"),
+        ({"program": "nowhere:Program"}, "TrialProgram"),
+        ({"program": "collections:OrderedDict"}, "it lacks"),
+        ({"name": "a/b"}, "name"),
+        (
+            {"base": {"extends": "tiny", "data": {"task": "builtin:movies"}}},
+            "did you mean 'reviews'",
+        ),
+        ({"base": {"extends": "tiny", "model": {"policy": "./none"}}}, "no folder './none'"),
+    ],
+)
+def test_bad_input_is_refused_with_the_rule(values: dict[str, Any], rule: str) -> None:
+    assert rule in refusal({"base": "tiny", **values})
+
+
+def test_an_empty_prompt_file_is_refused(tmp_path: Path) -> None:
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("\n\n")
+    assert "holds no prompt" in refusal("quickstart", **{"base.data.prompts": str(prompts)})
+
+
+def test_a_file_that_is_no_mapping_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "sweep.yaml"
+    for text, rule in (("", "is empty"), ("- 1", "is a list"), ("a: [", "no valid YAML")):
+        file.write_text(text)
+        assert rule in refusal(str(file))
+    assert "cannot be read" in refusal(str(tmp_path / "missing.yaml"))
+    assert "did you mean 'quickstart'" in refusal("quickstrat")
+
+
+def test_a_sweep_file_reads_like_the_same_values(tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text(yaml.safe_dump(read_sweep("quickstart")))
+    assert load_sweep(str(file)).config == load_sweep("quickstart").config
+
+
+def test_a_placement_that_no_node_can_hold_is_refused_before_ray(tmp_path: Path) -> None:
+    sweep = Sweep.from_yaml("quickstart", {"base.resources.roles.fused.gpus": 9})
+    with pytest.raises(ConfigError, match=r"no node can hold bundle 0.*lacks .*5 GPUs"):
+        sweep.check(tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_used_folder_is_refused(tmp_path: Path) -> None:
+    sweep = Sweep.from_yaml("quickstart")
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(ConfigError, match="is not empty"):
+        sweep.check(tmp_path)
+    (tmp_path / "sweep.json").write_text(json.dumps({}))
+    with pytest.raises(ConfigError, match="already holds a sweep"):
+        sweep.check(tmp_path)
+    with pytest.raises(ConfigError, match="is a file"):
+        sweep.check(tmp_path / "notes.txt")
+
+
+def test_a_rehearsal_runs_no_more_processes_than_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    assert Sweep.from_yaml("quickstart").plan().max_concurrent == 2
+    wide = Sweep.from_yaml("quickstart", {"base.resources.threads": 2})
+    assert wide.plan().max_concurrent == 1
+    asked = Sweep.from_yaml("quickstart", {"search.max_concurrent": 3})
+    assert asked.plan().max_concurrent == 3
+
+
+def test_the_plan_counts_what_fits_and_what_is_stranded() -> None:
+    plan = Sweep.from_yaml("quickstart").plan()
+    by_ratio = {shape.params["resources.cpus_per_gpu"]: shape for shape in plan.shapes}
+    # One node of 16 CPUs and 4 GPUs: 8 CPUs for one GPU leave two GPUs without CPUs.
+    assert (by_ratio[4].at_once, by_ratio[4].stranded) == (4, 0)
+    assert (by_ratio[8].at_once, by_ratio[8].stranded) == (2, 2)
