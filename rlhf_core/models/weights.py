@@ -65,7 +65,8 @@ def load_flat(model: nn.Module, header: Header, buckets: list[Tensor]) -> None:
     if _checksum(buckets) != header.checksum:
         raise RlhfError(f"weights: version {header.version} arrived altered; its checksum differs")
     parameters = dict(model.named_parameters())
-    if parameters.keys() != {name for name, *_ in header.layout}:
+    shapes = {name: tuple(parameter.shape) for name, parameter in parameters.items()}
+    if shapes != {name: shape for name, _, _, shape in header.layout}:
         raise RlhfError(f"weights: version {header.version} belongs to another model")
     for name, bucket, offset, shape in header.layout:
         target = parameters[name]

@@ -8,6 +8,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
@@ -52,30 +53,32 @@ def build(name: str, recipe: BuiltinRecipe, folder: Path, progress: Progress | N
         prompt_ids = tokenizer(prompts)["input_ids"]
         responses = sample(policy, prompt_ids, recipe.max_new_tokens, recipe.seed)
         offset = standardise(reward, [p + r for p, r in zip(prompt_ids, responses, strict=True)])
+        unseen_ids = _encode(tokenizer, unseen)
         metrics = {
             "policy_parameters": float(policy.num_parameters()),
-            "policy_perplexity": perplexity(policy, _encode(tokenizer, unseen)),
-            "reward_pair_accuracy": pair_accuracy(
-                reward, _pairs(unseen, _encode(tokenizer, unseen), 2000, rng)
-            ),
+            "policy_perplexity": perplexity(policy, unseen_ids),
+            "reward_pair_accuracy": pair_accuracy(reward, _pairs(unseen, unseen_ids, 2000, rng)),
             **_sample_metrics(tokenizer, prompts, responses),
         }
     save_model(policy, tokenizer, folder / "policy")
     save_model(reward, tokenizer, folder / "reward")
     metrics["seconds"] = time.perf_counter() - started
-    write_manifest(
-        folder,
-        {
-            "name": name,
-            "policy": "policy",
-            "reward": {"model": "reward", "offset": offset},
-            "heldout": {"function": HELDOUT},
-            "prompts": write_prompts(folder, splits),
-            "max_new_tokens": recipe.max_new_tokens,
-            "recipe": asdict(recipe),
-            "metrics": metrics,
-        },
-    )
+    manifest = _manifest(name, recipe, offset, metrics)
+    write_manifest(folder, {**manifest, "prompts": write_prompts(folder, splits)})
+
+
+def _manifest(
+    name: str, recipe: BuiltinRecipe, offset: float, metrics: dict[str, float]
+) -> dict[str, Any]:
+    return {
+        "name": name,
+        "policy": "policy",
+        "reward": {"model": "reward", "offset": offset},
+        "heldout": {"function": HELDOUT},
+        "max_new_tokens": recipe.max_new_tokens,
+        "recipe": asdict(recipe),
+        "metrics": metrics,
+    }
 
 
 def _encode(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> list[list[int]]:

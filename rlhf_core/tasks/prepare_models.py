@@ -84,37 +84,33 @@ def make_task(
     )
     ids = _encode(tokenizer, rated.texts, recipe.max_tokens)
     with thread_count(recipe.threads):
-        policy = train_policy(
-            [ids[row] for row in seen],
-            recipe.model,
-            recipe.capped(recipe.policy),
-            tokenizer,
-            recipe.seed,
-            progress,
-        )
+        schedule = recipe.capped(recipe.policy)
+        seen_ids = [ids[row] for row in seen]
+        policy = train_policy(seen_ids, recipe.model, schedule, tokenizer, recipe.seed, progress)
         save_model(policy, tokenizer, folder / "policy")
-        metrics = {
-            "policy_parameters": float(policy.num_parameters()),
-            "policy_perplexity": perplexity(policy, [ids[row] for row in parts.unseen]),
-        }
+        unseen_perplexity = perplexity(policy, [ids[row] for row in parts.unseen])
         prompt_ids = tokenizer(_repeated(splits["eval"], recipe.samples))["input_ids"]
         responses = sample(policy, prompt_ids, recipe.max_new_tokens, recipe.seed)
     ended = [response[-1] == tokenizer.eos_token_id for response in responses]
-    metrics["sample_ended_share"] = sum(ended) / len(ended)
     samples = [prompt + more for prompt, more in zip(prompt_ids, responses, strict=True)]
     jobs = _jobs(rated, parts, recipe, ids, samples)
     results = _train_both(jobs, policy, tokenizer, folder, progress)
-    for role, (_, accuracy) in results.items():
-        metrics[f"{role}_pair_accuracy"] = accuracy
-    metrics["seconds"] = time.perf_counter() - started
+    metrics = {
+        "policy_parameters": float(policy.num_parameters()),
+        "policy_perplexity": unseen_perplexity,
+        "sample_ended_share": sum(ended) / len(ended),
+        **{f"{role}_pair_accuracy": accuracy for role, (_, accuracy) in results.items()},
+        "seconds": time.perf_counter() - started,
+    }
+    heads = {role: {"model": role, "offset": offset} for role, (offset, _) in results.items()}
+    prompts = write_prompts(folder, splits)
     write_manifest(
         folder,
         {
             "name": recipe.name,
             "policy": "policy",
-            "reward": {"model": "reward", "offset": results["reward"][0]},
-            "heldout": {"model": "heldout", "offset": results["heldout"][0]},
-            "prompts": write_prompts(folder, splits),
+            **heads,
+            "prompts": prompts,
             "max_new_tokens": recipe.max_new_tokens,
             "recipe": resolved,
             "metrics": metrics,

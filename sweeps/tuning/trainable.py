@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 import traceback
 from collections.abc import Mapping
@@ -80,12 +79,19 @@ class ProgramTrainable(tune.Trainable):
             result["placement"] = self._placed(self._running.placement())
             result["durations"] = {"load": time.perf_counter() - self._born}
         metrics = next(self._metrics, None)
-        if metrics is None:
-            return {**result, "done": True, "outcome": str(Outcome.COMPLETED)}
-        result |= {"iteration": metrics.iteration, **metrics.values}
-        if self._running.is_last:
+        last = metrics is None or self._running.is_last
+        if metrics is not None:
+            result |= {"iteration": metrics.iteration, **metrics.values}
+        if last:
             result |= {"done": True, "outcome": str(Outcome.COMPLETED)}
+            result["durations"] = {**result.get("durations", {}), "stop": self._timed_cleanup()}
         return result
+
+    def _timed_cleanup(self) -> float:
+        """Ends the roles with the last result, so that the next trial finds their devices free."""
+        start = time.perf_counter()
+        self.cleanup()
+        return time.perf_counter() - start
 
     def _start(self) -> RunningTrial:
         config = self.config
@@ -113,6 +119,7 @@ class ProgramTrainable(tune.Trainable):
         lines = str(error).strip().splitlines()
         reason = f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
         text = "".join(traceback.format_exception(error))
+        self.cleanup()
         return {"done": True, "outcome": str(outcome), "reason": reason, "traceback": text}
 
     def cleanup(self) -> None:
@@ -138,8 +145,3 @@ class PPOTrainable(ProgramTrainable):
 def _base(config: Mapping[str, Any]) -> Mapping[str, Any]:
     base = config.get("base", {})
     return {"extends": base} if isinstance(base, str) else base
-
-
-def quiet_worker() -> None:
-    """Keeps libraries of a worker process from writing to the driver's terminal."""
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")

@@ -49,7 +49,7 @@ def text(prompts: list[str], responses: list[str], metadata: Metadata) -> str:
 
 
 def by_row(prompts: list[str], responses: list[str], metadata: Metadata) -> dict[int, float]:
-    return {i: 1.0 for i in range(len(prompts))}
+    return dict.fromkeys(range(len(prompts)), 1.0)
 
 
 def none_inside(prompts: list[str], responses: list[str], metadata: Metadata) -> list[Any]:

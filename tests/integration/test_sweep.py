@@ -6,12 +6,12 @@ from typing import Any
 
 import optuna
 import pytest
+from curves import curve
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 
 import analysis
 from rlhf_core.config import load_trial
-from rlhf_core.metrics import repeatable
 from sweeps.train import train
 
 pytestmark = pytest.mark.ray
@@ -20,17 +20,6 @@ QUICK: dict[str, Any] = {
     "eval": {"prompts": 16, "every_iterations": 2},
     "budget": {"iterations": 2},
 }
-
-
-def curve(file: Path) -> dict[int, dict[str, float]]:
-    """Repeatable metrics of each iteration."""
-    lines = [json.loads(line) for line in file.read_text().splitlines()]
-    return {
-        line["iteration"]: repeatable(
-            {k: v for k, v in line.items() if k not in ("iteration", "timestamp")}
-        )
-        for line in lines
-    }
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,91 @@
+"""Writes docs/reference.md: every option of a trial and of a sweep, and every metric. Run from anywhere."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from annotated_types import Ge, Gt, Le, Lt
+
+from rlhf_core.config.fields import dotted_fields
+from rlhf_core.config.trial import TrialConfig
+from rlhf_core.metrics import CATALOGUE
+from sweeps.config import SweepConfig
+
+TARGET = Path(__file__).with_name("reference.md")
+SIGNS = {Ge: (">=", "ge"), Gt: (">", "gt"), Le: ("<=", "le"), Lt: ("<", "lt")}
+
+
+def bounds(field: Any) -> str:
+    """Bounds of a field, such as ``> 0, <= 1``."""
+    found = [
+        f"{sign} {getattr(rule, attribute):g}"
+        for rule in field.metadata
+        for kind, (sign, attribute) in SIGNS.items()
+        if isinstance(rule, kind)
+    ]
+    return ", ".join(found)
+
+
+def kind(field: Any) -> str:
+    """Type of a field, or its literal choices."""
+    text = str(field.annotation).replace("typing.", "").replace("NoneType", "null")
+    if text.startswith("<class"):
+        text = field.annotation.__name__
+    if text.startswith("Literal["):
+        return text[8:-1].replace("'", "`").replace(", ", ", ")
+    return text.replace(" | None", " or null").replace("|", "or")
+
+
+def options(model: Any, skip: tuple[str, ...] = ()) -> Iterator[str]:
+    """A table row for each option."""
+    yield "| option | type | default | bounds | unit | meaning |"
+    yield "|---|---|---|---|---|---|"
+    for key, field in dotted_fields(model):
+        if key.split(".")[0] in skip:
+            continue
+        default = field.get_default(call_default_factory=True)
+        shown = "null" if default is None else default
+        unit = (field.json_schema_extra or {}).get("unit", "")
+        yield f"| `{key}` | {kind(field)} | {shown} | {bounds(field)} | {unit} | {field.description} |"
+
+
+def metrics() -> Iterator[str]:
+    yield "| metric | unit | better | over an iteration | repeatable | meaning |"
+    yield "|---|---|---|---|---|---|"
+    for m in CATALOGUE.values():
+        repeat = "yes" if m.repeatable else "no"
+        yield f"| `{m.name}` | {m.unit} | {m.direction} | {m.reduction} | {repeat} | {m.description} |"
+
+
+def render() -> str:
+    """The whole page."""
+    parts = [
+        "# Reference",
+        "",
+        "Made by `python docs/make_reference.py` from the code.",
+        "",
+        "## Options of a trial",
+        "",
+        "Keys of a trial's file, of `base` in a sweep, and of a search space.",
+        "",
+        *options(TrialConfig),
+        "",
+        "## Options of a sweep",
+        "",
+        *options(SweepConfig, skip=("base", "space")),
+        "",
+        "`base` is a trial preset's name or a trial's options (with `extends: PRESET`); `space` is a space preset's name",
+        "or `{dotted key: domain}` with domains `{float: [low, high], log: true}`, `{int: [low, high]}`,",
+        "`{choice: [...]}`, `{constant: value}`, each optionally with `when: {other key: value}`.",
+        "",
+        "## Metrics",
+        "",
+        *metrics(),
+    ]
+    return "\n".join(parts) + "\n"
+
+
+if __name__ == "__main__":
+    TARGET.write_text(render(), encoding="utf-8")
