@@ -11,9 +11,10 @@ import hashlib
 import json
 from typing import Any
 
+import torch
 from safetensors.torch import load as decode
 from safetensors.torch import save as encode
-from torch import Tensor
+from torch import Tensor, nn
 
 from rlhf_core.errors import CheckpointError
 from rlhf_core.store import Store
@@ -49,6 +50,23 @@ def load_part(store: Store, entry: dict[str, Any]) -> dict[str, Tensor]:
             f"checkpoint: {entry['key']} in {store.uri} differs from its checksum"
         )
     return decode(data)
+
+
+@torch.no_grad()
+def copy_into(
+    model: nn.Module, tensors: dict[str, Tensor], entry: dict[str, Any], role: str, prefix: str = ""
+) -> None:
+    """Copies a part into the parameters of ``model``, all or none.
+
+    Raises:
+        CheckpointError: If a parameter is missing or has another shape.
+    """
+    for name, parameter in model.named_parameters():
+        found = tensors.get(prefix + name)
+        if found is None or found.shape != parameter.shape:
+            raise CheckpointError(f"checkpoint: {entry['key']} does not fit {role} at {name}")
+    for name, parameter in model.named_parameters():
+        parameter.copy_(tensors[prefix + name])
 
 
 def commit(store: Store, step: int, manifest: dict[str, Any], *, best: bool = False) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from typing import Any
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -39,11 +38,11 @@ class LiveView:
         if self.console.is_terminal:
             self._live.stop()
 
-    def refresh(self, driver: SweepDriver) -> None:
-        """Draws the state of the sweep, at most as often as is useful."""
+    def refresh(self, driver: SweepDriver, *, now_or_never: bool = False) -> None:
+        """Draws the state of the sweep, at most as often as is useful, or once more at the end."""
         now = time.monotonic()
         pause = 0.5 if self.console.is_terminal else self.every_s
-        if now - self._last < pause:
+        if now - self._last < pause and not now_or_never:
             return
         self._last = now
         if self.console.is_terminal:
@@ -102,8 +101,11 @@ def clock(seconds: float) -> str:
 def trials_table(driver: SweepDriver, iterations: int | None) -> Table:
     """Running trials first, then the latest that ended."""
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for name, justify in _COLUMNS:
-        table.add_column(name, justify=justify, no_wrap=True)
+    for name in ("trial", "state"):
+        table.add_column(name, no_wrap=True)
+    objective = driver.loaded.config.search.objective
+    for name in ("iteration", objective, *_SHOWN):
+        table.add_column(name, justify="right", no_wrap=True)
     live = driver.live
     ended = [r for r in driver.records.values() if r.ended]
     for record in [*live, *reversed(ended)][:SHOWN]:
@@ -114,30 +116,18 @@ def trials_table(driver: SweepDriver, iterations: int | None) -> Table:
     return table
 
 
-_COLUMNS: tuple[tuple[str, Any], ...] = (
-    ("trial", "left"),
-    ("state", "left"),
-    ("iteration", "right"),
-    ("proxy", "right"),
-    ("held-out", "right"),
-    ("KL", "right"),
-    ("tokens/s", "right"),
-)
+_SHOWN = {
+    "proxy": ("reward/proxy", ".2f"),
+    "KL": ("kl/response", ".2f"),
+    "tokens/s": ("rollout/tokens_per_second", ",.0f"),
+}
 
 
 def _row(record: TrialRecord, iterations: int | None) -> list[str]:
-    def number(name: str, form: str = ".2f") -> str:
-        value = record.finals.get(name)
+    def number(value: float | None, form: str) -> str:
         return format(value, form) if value is not None else "-"
 
     state = str(record.outcome) if record.ended and record.outcome else str(record.state)
     progress = f"{record.iteration}/{iterations}" if iterations else str(record.iteration)
-    return [
-        record.trial,
-        state,
-        progress,
-        number("reward/proxy"),
-        number("eval/heldout"),
-        number("kl/response"),
-        number("rollout/tokens_per_second", ",.0f"),
-    ]
+    shown = [number(record.finals.get(name), form) for name, form in _SHOWN.values()]
+    return [record.trial, state, progress, number(record.value, ".3f"), *shown]

@@ -86,7 +86,7 @@ class RunDirectory:
             "schema_version": SCHEMA_VERSION,
             "name": config.name,
             "created": time.time(),
-            "command": sys.argv,
+            "command": [Path(sys.argv[0]).stem, *sys.argv[1:]],
             "versions": versions(),
             "cluster": {"nodes": nodes},
             "rehearsed": config.cluster.rehearse is not None,

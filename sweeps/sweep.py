@@ -125,6 +125,7 @@ class Sweep:
         checkpoints = runner.storage_root(directory, config.storage.checkpoints)
         with LiveView(console, plan.iterations, config.tracking.print_every_s) as view:
             runner.run(driver, checkpoints, view)
+            view.refresh(driver, now_or_never=True)
         return driver
 
     def _prepare(self, console: Console) -> None:

@@ -37,7 +37,7 @@ def ray_address() -> Iterator[str]:
         "memory": 256 * 10**9,
         "object_store_memory": 150 * 10**6,
     }
-    os.environ["RAY_memory_monitor_refresh_ms"] = "0"
+    os.environ["RAY_memory_monitor_refresh_ms"] = "0"  # noqa: SIM112 - Ray spells it so
     cluster = Cluster(initialize_head=True, head_node_args={**node, "include_dashboard": False})
     cluster.add_node(**node)
     yield cluster.address

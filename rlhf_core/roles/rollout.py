@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from rlhf_core.assets import Assets
-from rlhf_core.checkpoint import load_part, save_part
+from rlhf_core.checkpoint import copy_into, load_part, save_part
 from rlhf_core.config.trial import TrialConfig
 from rlhf_core.errors import ConfigError, DivergedError, RlhfError
 from rlhf_core.generation.sampler import Sampling, sample
@@ -92,12 +92,10 @@ class RolloutRole:
         entry = save_part(open_store(uri), step, "rollout", tensors)
         return {**entry, "version": self.version}
 
-    @torch.no_grad()
     def load(self, context: CallContext, uri: str, entry: dict[str, Any]) -> None:
         """Reads weights back, with the version they had."""
         tensors = load_part(open_store(uri), entry)
-        for name, parameter in self.model.named_parameters():
-            parameter.copy_(tensors[name])
+        copy_into(self.model, tensors, entry, "rollout")
         self.version = int(entry["version"])
 
     def close(self) -> None:

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rlhf_core.checkpoint import load_part, save_part
-from rlhf_core.errors import CheckpointError, DivergedError
+from rlhf_core.checkpoint import copy_into, load_part, save_part
+from rlhf_core.errors import DivergedError
 from rlhf_core.models.forward import micro_batches, to_device
 from rlhf_core.store import open_store
 from rlhf_core.types import AdamWSettings, CallContext, Experience, UpdateSettings
@@ -85,16 +85,11 @@ class Trainer:
             tensors.update({f"optim.{name}.{key}": state[key].cpu() for key in _MOMENTS if state})
         return save_part(open_store(uri), step, self.role, tensors)
 
-    @torch.no_grad()
     def load(self, context: CallContext, uri: str, entry: dict[str, Any]) -> None:
         """Reads weights and optimiser state back, in place."""
         tensors = load_part(open_store(uri), entry)
+        copy_into(self.model, tensors, entry, self.role, "model.")
         for name, parameter in self.model.named_parameters():
-            if f"model.{name}" not in tensors or tensors[f"model.{name}"].shape != parameter.shape:
-                raise CheckpointError(
-                    f"checkpoint: {entry['key']} does not fit {self.role} at {name}"
-                )
-            parameter.copy_(tensors[f"model.{name}"])
             self.optimizer.state.pop(parameter, None)
             if f"optim.{name}.step" in tensors:
                 self.optimizer.state[parameter] = {

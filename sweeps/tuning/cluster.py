@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +55,9 @@ def running(config: ClusterConfig) -> Iterator[list[Node]]:
             ray.init(address=cluster.address, **_options())
         else:
             _own(config)
-        yield live_nodes()
+        nodes = live_nodes()
+        # Logical nodes all bear this machine's name.
+        yield nodes if config.rehearse is None else _numbered(nodes)
     finally:
         ray.shutdown()
         if cluster is not None:
@@ -84,11 +87,11 @@ def _own(config: ClusterConfig) -> None:
             "num_gpus": shape.gpus,
             "_memory": int(shape.memory_gb * GB),
         }
-    ray.init(object_store_memory=STORE_BYTES, **sizes, **_local_only(_options()))
+    ray.init(object_store_memory=STORE_BYTES, **sizes, **_options())
 
 
-def _local_only(options: dict[str, Any]) -> dict[str, Any]:
-    return options
+def _numbered(nodes: list[Node]) -> list[Node]:
+    return [replace(node, name=f"node {i}") for i, node in enumerate(nodes)]
 
 
 def _rehearsed(shape: RehearseConfig) -> Cluster:

@@ -15,7 +15,16 @@ from rlhf_core.types import CallContext, Chunk, Prompt, Rollout
 
 CPU = torch.device("cpu")
 CONTEXT = CallContext("test")
-STARTS = ("the film is", "a", "it was so good that", "bad", "the plot of it", "i saw", "end", "fine a")
+STARTS = (
+    "the film is",
+    "a",
+    "it was so good that",
+    "bad",
+    "the plot of it",
+    "i saw",
+    "end",
+    "fine a",
+)
 
 
 def trial_config(zoo: Zoo, family: str = "Llama", **values: Any) -> TrialConfig:

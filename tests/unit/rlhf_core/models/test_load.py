@@ -28,7 +28,9 @@ from rlhf_core.models.weights import BUCKET_BYTES, flatten, load_flat
 def test_a_policy_named_as_a_reward_is_refused_not_made_up(zoo: Zoo) -> None:
     with pytest.raises(ConfigError) as caught:
         load_classifier(zoo.policies["Llama"], "float32", CPU, "reward.model")
-    assert str(caught.value).startswith(f"reward.model: '{zoo.policies['Llama']}' (LlamaForCausalLM")
+    assert str(caught.value).startswith(
+        f"reward.model: '{zoo.policies['Llama']}' (LlamaForCausalLM"
+    )
     assert "score.weight" in str(caught.value)
 
 

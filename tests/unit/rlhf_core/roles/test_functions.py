@@ -83,7 +83,7 @@ def test_workers_share_the_work_outside_this_process() -> None:
     assert not any(psutil.pid_exists(pid) for pid in pids)
 
 
-# The path of both: one row here, one in a worker.
+# What each function does wrong, in this process and in a worker alike.
 BAD = {
     "one_less": "must return 7 numbers, one a response, but returned 6",
     "nan": "returned nan, no finite number",
