@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import Field, model_validator
@@ -167,8 +166,3 @@ class Constraint:
     def violation(self, value: float) -> float:
         """How far ``value`` breaks the rule; at most 0 where it is kept."""
         return value - self.bound if self.operator in ("<", "<=") else self.bound - value
-
-
-def default_checkpoints(directory: Path) -> str:
-    """URI below which each trial keeps its checkpoints by default."""
-    return (directory / "trials").absolute().as_uri()

@@ -94,6 +94,7 @@ class SweepDriver:
         with self._lock:
             while not self.exhausted and len(self.live) < self.max_concurrent:
                 number, params = self.study.ask()
+                params = self.loaded.program.absolute(params)
                 record = TrialRecord(f"t{len(self.records):04d}", number, params)
                 self.records[record.trial] = record
                 self._enter(record)
@@ -247,12 +248,8 @@ def _stopping(loaded: Loaded) -> Stopping:
     config = loaded.config
     scheduler = config.scheduler
     if scheduler.kind == "asha":
-        return Asha(scheduler.grace, scheduler.reduction, _horizon(loaded))
+        horizon = loaded.program.iterations(loaded.base)
+        return Asha(scheduler.grace, scheduler.reduction, horizon)
     if scheduler.kind == "median":
         return MedianStopping(scheduler.grace, scheduler.min_trials)
     return NoStopping()
-
-
-def _horizon(loaded: Loaded) -> int:
-    budget = loaded.program.resolve(loaded.base, {}).get("budget", {})
-    return int(budget.get("iterations", 100))

@@ -23,7 +23,7 @@ class Loaded:
 
     Attributes:
         config: The sweep; its ``base`` as the user wrote it.
-        base: ``base`` as plain values.
+        base: ``base`` as plain values, its paths absolute.
         space: What is searched.
         program: What a trial runs.
     """
@@ -74,11 +74,23 @@ def load_sweep(
     space = _read_space(spaced, name)
     config = validate(SweepConfig, {**values, "base": {}, "space": codec.to_dict(space)}, name)
     program = load_program(config.program)
-    loaded = Loaded(config, values.get("base") or {}, space, program)
+    base = nest(program.absolute(flat(values.get("base") or {})))
+    loaded = Loaded(config, base, space, program)
     found = [f"{name}: {line}" for line in _problems(loaded)]
     if found:
         raise ConfigError(found)
     return loaded
+
+
+def flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """``{"a": {"b": 1}}`` -> ``{"a.b": 1}``; an empty mapping stays a value."""
+    leaves: dict[str, Any] = {}
+    for key, value in tree.items():
+        if isinstance(value, Mapping) and value:
+            leaves |= flat(value, f"{prefix}{key}.")
+        else:
+            leaves[f"{prefix}{key}"] = value
+    return leaves
 
 
 def _expand_base(values: dict[str, Any]) -> dict[str, Any]:

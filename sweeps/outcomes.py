@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from enum import StrEnum
 
+from optuna.trial import TrialState
+
 
 class Outcome(StrEnum):
     """How a trial ended."""
@@ -27,12 +29,13 @@ class State(StrEnum):
     ENDED = "ended"
 
 
-# What TPE, random and QMC learn. A violated constraint makes TPE avoid the region, which a failed trial does not.
-TELL = {
-    Outcome.COMPLETED: "value",
-    Outcome.STOPPED: "pruned",
-    Outcome.DIVERGED: "pruned and constraint violated",
-    Outcome.INFEASIBLE: "pruned and constraint violated",
-    Outcome.FAILED: "fail",
-    Outcome.LOST: "fail",
+# Optuna state and whether a constraint counts as violated, for TPE, random and QMC. They avoid a violated region,
+# which a failed trial does not mark.
+TELL: dict[Outcome, tuple[TrialState, bool]] = {
+    Outcome.COMPLETED: (TrialState.COMPLETE, False),
+    Outcome.STOPPED: (TrialState.PRUNED, False),
+    Outcome.DIVERGED: (TrialState.PRUNED, True),
+    Outcome.INFEASIBLE: (TrialState.PRUNED, True),
+    Outcome.FAILED: (TrialState.FAIL, False),
+    Outcome.LOST: (TrialState.FAIL, False),
 }

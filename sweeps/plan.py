@@ -60,12 +60,11 @@ class SweepPlan:
 def plan_sweep(loaded: Loaded, nodes: Sequence[Node]) -> SweepPlan:
     """Plans against the given nodes."""
     shapes = tuple(_shapes(loaded, nodes))
-    budget = loaded.program.resolve(loaded.base, {}).get("budget", {})
     return SweepPlan(
         shapes=shapes,
         max_concurrent=_concurrency(loaded, shapes),
         trials=loaded.config.search.trials,
-        iterations=budget.get("iterations"),
+        iterations=loaded.program.iterations(loaded.base),
     )
 
 

@@ -10,7 +10,6 @@ from typing import Any
 from rich.console import Console
 
 import analysis
-from rlhf_core.config import dump_yaml, resolve_trial
 from rlhf_core.errors import ConfigError, RlhfError
 from rlhf_core.store import LocalStore, open_store
 from sweeps.load import Loaded
@@ -63,48 +62,42 @@ def _judge(
     loaded: Loaded, directory: Path, best: str, notes: list[str], console: Console
 ) -> dict[str, Any] | None:
     selection = loaded.config.selection
-    if selection.test_prompts == 0 or not loaded.config.program.endswith(":PPOProgram"):
+    if selection.test_prompts == 0:
         return None
-    # torch is needed from here on only.
-    from rlhf_core.judgement import judge
-
-    config = resolve_trial(json.loads((directory / f"trials/{best}/config.json").read_text()), best)
     root = storage_root(directory, loaded.config.storage.checkpoints)
     try:
         with console.status(f"judging {best} on {selection.test_prompts} test prompts"):
-            verdict = judge(
-                config, open_store(f"{root}/{best}"), selection.test_prompts, selection.seed
+            return loaded.program.judge(
+                _config(directory, best), open_store(f"{root}/{best}"), selection.model_dump()
             )
     except RlhfError as error:
         notes.append(f"judgement: {error}")
         return None
-    return verdict.as_dict()
+
+
+def _config(directory: Path, trial: str) -> dict[str, Any]:
+    values: dict[str, Any] = json.loads((directory / f"trials/{trial}/config.json").read_text())
+    return values
 
 
 def _write_best(
     sweep: Any, loaded: Loaded, directory: Path, best: str, judgement: dict[str, Any] | None
 ) -> None:
     store = LocalStore(directory)
-    row = sweep.trials.loc[best]
+    row, objective = sweep.trials.loc[best], loaded.config.search.objective
     document = {
         "trial": best,
         "outcome": str(row["outcome"]),
-        "objective": loaded.config.search.objective,
+        "objective": objective,
         "value": float(row["value"]),
         "judgement": judgement,
     }
     store.put("best.json", strict_json(document).encode())
-    values = json.loads((directory / f"trials/{best}/config.json").read_text())
-    if not loaded.config.program.endswith(":PPOProgram"):
-        store.put("best.yaml", json.dumps(values, indent=1).encode())
-        return
-    config = resolve_trial(values, best)
     header = (
-        f"Best trial of sweep {loaded.config.name!r}: {best}, "
-        f"{loaded.config.search.objective} = {document['value']:.4g}\n"
+        f"Best trial of sweep {loaded.config.name!r}: {best}, {objective} = {document['value']:.4g}\n"
         "Run it without the sweep: rlhf-sweep train best.yaml"
     )
-    store.put("best.yaml", dump_yaml(config, header).encode())
+    store.put("best.yaml", loaded.program.dump(_config(directory, best), header).encode())
 
 
 def verdict_line(judgement: dict[str, Any]) -> str:

@@ -38,39 +38,36 @@ class Asha:
     Attributes:
         grace: First rung, in iterations.
         reduction: One in this many goes on.
-        horizon: Iterations of a full trial; there is no rung at or after it.
+        horizon: Iterations of a full trial, or None; there is no rung at or after it.
     """
 
     grace: int
     reduction: int
-    horizon: int
+    horizon: int | None
     _rungs: dict[int, dict[str, float]] = field(default_factory=lambda: defaultdict(dict))
 
-    def rungs(self) -> list[int]:
-        """Rung iterations, ascending."""
+    def rungs(self, up_to: int) -> list[int]:
+        """Rung iterations at or before ``up_to``, ascending."""
         found, rung = [], self.grace
-        while rung < self.horizon:
+        while rung <= up_to and (self.horizon is None or rung < self.horizon):
             found.append(rung)
             rung *= self.reduction
         return found
 
     def decide(self, trial: str, iteration: int, value: float | None) -> str | None:
-        if value is None:
+        passed = self.rungs(iteration)
+        if value is None or not passed or trial in self._rungs[passed[-1]]:
             return None
-        for rung in reversed(self.rungs()):
-            if iteration < rung or trial in self._rungs[rung]:
-                continue
-            reached = self._rungs[rung]
-            reached[trial] = value
-            ranked = sorted(reached.values(), reverse=True)
-            last_in = ranked[max(0, len(ranked) // self.reduction - 1)]
-            if len(ranked) >= self.reduction and value < last_in:
-                return (
-                    f"asha: {value:.4g} at iteration {iteration} is below {last_in:.4g}, the best "
-                    f"1/{self.reduction} of {len(ranked)} trials at rung {rung}"
-                )
+        rung, reached = passed[-1], self._rungs[passed[-1]]
+        reached[trial] = value
+        ranked = sorted(reached.values(), reverse=True)
+        last_in = ranked[max(0, len(ranked) // self.reduction - 1)]
+        if len(ranked) < self.reduction or value >= last_in:
             return None
-        return None
+        return (
+            f"asha: {value:.4g} at iteration {iteration} is below {last_in:.4g}, the best "
+            f"1/{self.reduction} of {len(ranked)} trials at rung {rung}"
+        )
 
 
 @dataclass

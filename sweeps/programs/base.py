@@ -7,10 +7,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
+import yaml
+
 from rlhf_core.errors import ConfigError
 from rlhf_core.metrics import IterationMetrics
 from rlhf_core.runtime.placement import PlacementPlan
 from rlhf_core.store import Store
+from rlhf_core.tasks.recipe import Progress
 
 
 @dataclass(frozen=True)
@@ -53,39 +56,62 @@ class RunningTrial(Protocol):
 
 @runtime_checkable
 class TrialProgram(Protocol):
-    """A kind of trial. Its methods other than ``start`` are cheap and run on the driver."""
+    """A kind of trial.
+
+    A program subclasses it and gives at least ``keys``, ``resolve``, ``placement`` and ``start``. All but ``start``
+    and ``judge`` are cheap and run on the driver of a sweep.
+    """
 
     def keys(self) -> tuple[str, ...]:
         """Dotted keys a space may use."""
-        ...
-
-    def check(self, base: Mapping[str, Any], params: Mapping[str, Any]) -> list[str]:
-        """Problems of a configuration, one line each."""
         ...
 
     def resolve(self, base: Mapping[str, Any], params: Mapping[str, Any]) -> dict[str, Any]:
         """The whole configuration of a trial, as ``config.json`` holds it."""
         ...
 
-    def prepare(self, base: Mapping[str, Any], progress: Any = None) -> None:
-        """Builds what all trials read, once, before the sweep starts."""
-        ...
-
     def placement(self, base: Mapping[str, Any], params: Mapping[str, Any]) -> PlacementPlan:
         """Where the processes of a trial go."""
-        ...
-
-    def processes(self, base: Mapping[str, Any], params: Mapping[str, Any]) -> int:
-        """Processes that compute at the same time, times their threads."""
-        ...
-
-    def metrics(self) -> tuple[str, ...] | None:
-        """Names of metrics it reports; None where any name may come."""
         ...
 
     def start(self, context: TrialContext) -> RunningTrial:
         """Starts a trial, from its latest checkpoint where there is one."""
         ...
+
+    def check(self, base: Mapping[str, Any], params: Mapping[str, Any]) -> list[str]:
+        """Problems of a configuration, one line each."""
+        return []
+
+    def absolute(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """``{dotted key: value}`` with paths made absolute: workers have another working directory."""
+        return dict(values)
+
+    def prepare(self, base: Mapping[str, Any], progress: Progress | None = None) -> None:
+        """Builds what all trials read, once, before the sweep starts."""
+        return None
+
+    def processes(self, base: Mapping[str, Any], params: Mapping[str, Any]) -> int:
+        """Processes of a trial that compute at the same time, times their threads."""
+        return 1
+
+    def metrics(self) -> tuple[str, ...] | None:
+        """Names of metrics it reports; None where any name may come."""
+        return None
+
+    def iterations(self, base: Mapping[str, Any]) -> int | None:
+        """Length of a full trial, or None where it is not known beforehand."""
+        return None
+
+    def judge(
+        self, config: Mapping[str, Any], store: Store, selection: Mapping[str, Any]
+    ) -> dict[str, Any] | None:
+        """A last judgement of a trial from its checkpoints, or None where the program has none."""
+        return None
+
+    def dump(self, config: Mapping[str, Any], header: str) -> str:
+        """A configuration as the text of ``best.yaml``."""
+        comment = "".join(f"# {line}\n" for line in header.splitlines())
+        return comment + yaml.safe_dump(dict(config), sort_keys=False)
 
 
 def load_program(path: str) -> TrialProgram:

@@ -3,14 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from rlhf_core.assets import problems, task_folder
-from rlhf_core.config import TrialConfig, apply, known_keys, resolve_trial
+from rlhf_core.config import TrialConfig, apply, dump_yaml, known_keys, resolve_trial
 from rlhf_core.errors import ConfigError
 from rlhf_core.metrics import CATALOGUE, IterationMetrics
 from rlhf_core.runtime.placement import PlacementPlan, plan_placement
-from sweeps.programs.base import TrialContext
+from rlhf_core.store import Store
+from rlhf_core.tasks.recipe import Progress
+from sweeps.programs.base import TrialContext, TrialProgram
+
+PATH_KEYS = (
+    "data.task",
+    "data.prompts",
+    "data.eval_prompts",
+    "data.test_prompts",
+    "model.policy",
+    "model.reference",
+    "reward.model",
+    "reward.heldout_model",
+)
 
 
 def trial_config(base: Mapping[str, Any], params: Mapping[str, Any]) -> TrialConfig:
@@ -18,7 +32,7 @@ def trial_config(base: Mapping[str, Any], params: Mapping[str, Any]) -> TrialCon
     return apply(resolve_trial(dict(base), "base"), dict(params), "parameters")
 
 
-class PPOProgram:
+class PPOProgram(TrialProgram):
     """The built-in program."""
 
     def keys(self) -> tuple[str, ...]:
@@ -34,7 +48,15 @@ class PPOProgram:
     def resolve(self, base: Mapping[str, Any], params: Mapping[str, Any]) -> dict[str, Any]:
         return trial_config(base, params).model_dump(mode="json")
 
-    def prepare(self, base: Mapping[str, Any], progress: Any = None) -> None:
+    def absolute(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        return {
+            key: str(Path(value).expanduser().absolute())
+            if key in PATH_KEYS and isinstance(value, str) and Path(value).expanduser().exists()
+            else value
+            for key, value in values.items()
+        }
+
+    def prepare(self, base: Mapping[str, Any], progress: Progress | None = None) -> None:
         task_folder(trial_config(base, {}), progress)
 
     def placement(self, base: Mapping[str, Any], params: Mapping[str, Any]) -> PlacementPlan:
@@ -46,6 +68,21 @@ class PPOProgram:
 
     def metrics(self) -> tuple[str, ...] | None:
         return tuple(CATALOGUE)
+
+    def iterations(self, base: Mapping[str, Any]) -> int | None:
+        return trial_config(base, {}).budget.iterations
+
+    def judge(
+        self, config: Mapping[str, Any], store: Store, selection: Mapping[str, Any]
+    ) -> dict[str, Any] | None:
+        # torch is needed from here on only.
+        from rlhf_core.judgement import judge
+
+        trial = resolve_trial(dict(config), "config.json")
+        return judge(trial, store, selection["test_prompts"], selection["seed"]).as_dict()
+
+    def dump(self, config: Mapping[str, Any], header: str) -> str:
+        return dump_yaml(resolve_trial(dict(config), "config.json"), header)
 
     def start(self, context: TrialContext) -> RunningPPO:
         return RunningPPO(trial_config(context.base, context.params), context)

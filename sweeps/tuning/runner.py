@@ -95,6 +95,8 @@ def _interrupts(driver: SweepDriver) -> Iterator[None]:
 def _environment(max_concurrent: int) -> None:
     os.environ["TUNE_MAX_PENDING_TRIALS_PG"] = str(max_concurrent)
     os.environ["TUNE_DISABLE_AUTO_CALLBACK_LOGGERS"] = "1"
+    # Imports and relative paths in user code work as where the sweep was started.
+    os.environ["RAY_CHDIR_TO_TRIAL_DIR"] = "0"
     os.environ["TUNE_DISABLE_STRICT_METRIC_CHECKING"] = "1"
     os.environ.setdefault("TUNE_FORCE_TRIAL_CLEANUP_S", "60")
     os.environ.setdefault("RAY_AIR_NEW_OUTPUT", "0")

@@ -14,7 +14,7 @@ from optuna.trial import TrialState
 
 from search_spaces import Space
 from sweeps.config import Constraint, SearchConfig
-from sweeps.outcomes import Outcome
+from sweeps.outcomes import TELL, Outcome
 from sweeps.tuning.space import suggest
 
 MAX_REJECTIONS = 100
@@ -84,15 +84,12 @@ class Study:
             final = finals.get(constraint.metric)
             if final is not None and math.isfinite(final):
                 trial.set_constraint(str(constraint.metric), constraint.violation(final))
-        known = value is not None and math.isfinite(value)
-        if outcome is Outcome.COMPLETED and known:
-            self._study.tell(trial, value)
-        elif outcome in (Outcome.FAILED, Outcome.LOST, Outcome.COMPLETED):
-            self._study.tell(trial, state=TrialState.FAIL)
-        else:
-            if outcome is not Outcome.STOPPED:
-                trial.set_constraint("outcome", 1.0)
-            self._study.tell(trial, state=TrialState.PRUNED)
+        state, violated = TELL[outcome]
+        if state is TrialState.COMPLETE and (value is None or not math.isfinite(value)):
+            state = TrialState.FAIL
+        if violated:
+            trial.set_constraint("outcome", 1.0)
+        self._study.tell(trial, value if state is TrialState.COMPLETE else None, state=state)
 
     def close_open(self) -> None:
         """Closes what is still running in the study, when the sweep ends before its trials."""

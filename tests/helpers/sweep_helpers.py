@@ -10,7 +10,7 @@ from typing import Any
 
 from rlhf_core.metrics import IterationMetrics
 from rlhf_core.runtime.placement import Bundle, PlacementPlan
-from sweeps.programs.base import TrialContext
+from sweeps.programs.base import TrialContext, TrialProgram
 
 
 def brevity(
@@ -41,7 +41,7 @@ def dies_once(
     return brevity(prompts, responses, metadata)
 
 
-class ScriptProgram:
+class ScriptProgram(TrialProgram):
     """A script of the user's own as a trial: it minimises a parabola and reports its loss."""
 
     def keys(self) -> tuple[str, ...]:
@@ -53,17 +53,8 @@ class ScriptProgram:
     def resolve(self, base: Mapping[str, Any], params: Mapping[str, Any]) -> dict[str, Any]:
         return {"x": 0.0, "steps": 3, **base, **params}
 
-    def prepare(self, base: Mapping[str, Any], progress: Any = None) -> None:
-        return None
-
     def placement(self, base: Mapping[str, Any], params: Mapping[str, Any]) -> PlacementPlan:
         return PlacementPlan("fused", "PACK", (Bundle("script", 1.0, 0.0, 0.0),), ())
-
-    def processes(self, base: Mapping[str, Any], params: Mapping[str, Any]) -> int:
-        return 1
-
-    def metrics(self) -> tuple[str, ...] | None:
-        return None
 
     def start(self, context: TrialContext) -> ScriptTrial:
         return ScriptTrial(self.resolve(context.base, context.params))

@@ -173,3 +173,17 @@ def test_the_plan_counts_what_fits_and_what_is_stranded() -> None:
     # One node of 16 CPUs and 4 GPUs: 8 CPUs for one GPU leave two GPUs without CPUs.
     assert (by_ratio[4].at_once, by_ratio[4].stranded) == (4, 0)
     assert (by_ratio[8].at_once, by_ratio[8].stranded) == (2, 2)
+
+
+def test_relative_paths_become_absolute_because_workers_live_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "prompts.txt").write_text("the plot is\n")
+    monkeypatch.chdir(tmp_path)
+    loaded = load_sweep("quickstart", {"base.data.prompts": "prompts.txt"})
+    assert loaded.base["data"]["prompts"] == str(tmp_path / "prompts.txt")
+    # Neither a built-in task nor a hub id is a path.
+    assert loaded.program.absolute({"data.task": "builtin:reviews", "model.policy": "a/b"}) == {
+        "data.task": "builtin:reviews",
+        "model.policy": "a/b",
+    }

@@ -5,8 +5,9 @@ from sweeps.decide.stopping import Asha, MedianStopping
 
 
 def test_asha_rungs_end_before_the_horizon() -> None:
-    assert Asha(grace=2, reduction=3, horizon=20).rungs() == [2, 6, 18]
-    assert Asha(grace=5, reduction=2, horizon=20).rungs() == [5, 10]
+    assert Asha(grace=2, reduction=3, horizon=20).rungs(100) == [2, 6, 18]
+    assert Asha(grace=5, reduction=2, horizon=20).rungs(9) == [5]
+    assert Asha(grace=5, reduction=2, horizon=None).rungs(40) == [5, 10, 20, 40]
 
 
 def test_asha_keeps_the_best_third_of_those_that_came_so_far() -> None:
@@ -37,6 +38,13 @@ def test_asha_takes_the_first_value_at_or_after_a_rung() -> None:
     asha = Asha(grace=3, reduction=2, horizon=50)
     assert asha.decide("a", 5, 1.0) is None
     assert asha.decide("b", 4, 0.5) is not None
+
+
+def test_asha_does_not_go_back_to_a_rung_that_was_jumped_over() -> None:
+    asha = Asha(grace=1, reduction=2, horizon=100)
+    assert asha.decide("a", 4, 1.0) is None
+    assert asha.decide("a", 5, -9.0) is None
+    assert asha.decide("b", 2, 0.0) is None
 
 
 def test_median_compares_the_best_so_far_with_the_others_means() -> None:
