@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import NoReturn
 
 from rlhf_core.errors import ConfigError, nearest
@@ -49,6 +50,9 @@ def build_parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs a command line; returns the exit code."""
     args = build_parser().parse_args(argv)
+    # As with `python -m`: reward functions of the user's own lie where the command is typed.
+    if str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
     try:
         return int(args.run(args))
     except ConfigError as error:

@@ -6,8 +6,12 @@ Legend of this package: B sequences, T response tokens, V vocabulary. One mask,
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
+
+from rlhf_core.errors import ConfigError, nearest
 
 
 def check_shape(name: str, x: Tensor, legend: str) -> None:
@@ -44,6 +48,26 @@ def check_same_shape(**tensors: Tensor) -> None:
                 f"{name} must have the shape of {first}, got {list(x.shape)} and "
                 f"{list(reference.shape)}; pad or slice one of them"
             )
+
+
+def check_choice(name: str, value: str, known: Sequence[str]) -> None:
+    """Raise ConfigError unless ``value`` is one of ``known``."""
+    if value not in known:
+        raise ConfigError(
+            f"{name} must be one of {list(known)}, got {value!r}"
+            f"{nearest(value, known) or '; use one of these'}"
+        )
+
+
+def check_groups(scores_B: Tensor, groups_B: Tensor) -> None:
+    """Raise ValueError unless there is one integer group id for each score."""
+    check_shape("scores_B", scores_B, "B")
+    check_same_shape(scores_B=scores_B, groups_B=groups_B)
+    if groups_B.dtype != torch.int64:
+        raise ValueError(
+            f"groups_B must be int64 with one id for each prompt, got {groups_B.dtype}; "
+            "convert it before the call"
+        )
 
 
 def statistic_dtype(*tensors: Tensor) -> torch.dtype:

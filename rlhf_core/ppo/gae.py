@@ -1,16 +1,28 @@
-"""Generalised advantage estimation over responses (https://arxiv.org/abs/1506.02438)."""
+"""Discounted returns and generalised advantage estimation (https://arxiv.org/abs/1506.02438)."""
 
 from __future__ import annotations
+
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from rlhf_core.ppo.checks import check_batch, select, statistic_dtype
+from rlhf_core.ppo.checks import check_batch, check_choice, select, statistic_dtype
+
+Holes = Literal["skip", "step"]
+
+HOLES: tuple[Holes, ...] = ("skip", "step")
 
 
 @torch.no_grad()
 def gae(
-    rewards_BT: Tensor, values_BT: Tensor, mask_BT: Tensor, *, gamma: float = 1.0, lam: float = 0.95
+    rewards_BT: Tensor,
+    values_BT: Tensor,
+    mask_BT: Tensor,
+    *,
+    gamma: float = 1.0,
+    lam: float = 0.95,
+    holes: Holes = "skip",
 ) -> tuple[Tensor, Tensor]:
     r"""Advantages and returns of the tokens that count.
 
@@ -25,25 +37,62 @@ def gae(
         mask_BT: True = counts.
         gamma: Discount, 0 to 1.
         lam: Lambda, 0 to 1.
+        holes: ``skip`` as above; with ``step`` a token outside the mask is a step with reward and
+            value 0, which costs its discount, as in OpenRLHF.
 
     Returns:
         Advantages and returns, each [B, T], without gradient, zeros outside the mask.
 
     Raises:
+        ConfigError: ``holes`` is unknown.
         ValueError: gamma or lam lies outside 0 .. 1, or shapes disagree.
     """
     check_batch(mask_BT, rewards_BT=rewards_BT, values_BT=values_BT)
-    for name, value in (("gamma", gamma), ("lam", lam)):
-        if not 0 <= value <= 1:
-            raise ValueError(f"{name} must lie in 0 .. 1, got {value!r}; 1.0 and 0.95 are usual")
+    _check_discounts(holes, gamma=gamma, lam=lam)
     dtype = statistic_dtype(rewards_BT, values_BT)
     rewards_BT, values_BT = select(rewards_BT, mask_BT, dtype), select(values_BT, mask_BT, dtype)
-    delta_BT = rewards_BT + gamma * _next_values(values_BT, mask_BT) - values_BT
-    delta_BT = select(delta_BT, mask_BT)
-    # Outside the mask delta is 0 and the decay is 1, so the advantage is carried over unchanged.
-    decay_BT = torch.full_like(delta_BT, gamma * lam).masked_fill(~mask_BT, 1.0)
+    steps_BT = mask_BT if holes == "skip" else torch.ones_like(mask_BT)
+    delta_BT = rewards_BT + gamma * _next_values(values_BT, steps_BT) - values_BT
+    delta_BT = select(delta_BT, steps_BT)
+    # Outside the steps delta is 0 and the decay is 1, so the advantage is carried over unchanged.
+    decay_BT = torch.full_like(delta_BT, gamma * lam).masked_fill(~steps_BT, 1.0)
     advantages_BT = select(_backward_scan(delta_BT, decay_BT), mask_BT)
     return advantages_BT, advantages_BT + values_BT
+
+
+@torch.no_grad()
+def discounted_returns(
+    rewards_BT: Tensor, mask_BT: Tensor, *, gamma: float = 1.0, holes: Holes = "skip"
+) -> Tensor:
+    r"""$R_t = r_t + \gamma R_{t+1}$, where t + 1 is the next token that counts.
+
+    Args:
+        rewards_BT: Rewards, [B, T].
+        mask_BT: True = counts.
+        gamma: Discount, 0 to 1.
+        holes: As for ``gae``.
+
+    Returns:
+        [B, T], without gradient, zeros outside the mask.
+
+    Raises:
+        ConfigError: ``holes`` is unknown.
+        ValueError: gamma lies outside 0 .. 1, or shapes disagree.
+    """
+    check_batch(mask_BT, rewards_BT=rewards_BT)
+    _check_discounts(holes, gamma=gamma)
+    rewards_BT = select(rewards_BT, mask_BT)
+    decay_BT = torch.full_like(rewards_BT, gamma)
+    if holes == "skip":
+        decay_BT = decay_BT.masked_fill(~mask_BT, 1.0)
+    return select(_backward_scan(rewards_BT, decay_BT), mask_BT)
+
+
+def _check_discounts(holes: str, **discounts: float) -> None:
+    check_choice("holes", holes, HOLES)
+    for name, value in discounts.items():
+        if not 0 <= value <= 1:
+            raise ValueError(f"{name} must lie in 0 .. 1, got {value!r}; 1.0 and 0.95 are usual")
 
 
 def _next_values(values_BT: Tensor, mask_BT: Tensor) -> Tensor:

@@ -1,12 +1,21 @@
-"""The KL coefficient, fixed or adaptive, as an immutable value."""
+"""The KL coefficient, fixed or adaptive, as an immutable value, and the KL it is judged by."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
 from dataclasses import dataclass
+from typing import Literal
+
+from torch import Tensor
 
 from rlhf_core.errors import ConfigError, DivergedError
+from rlhf_core.ppo.checks import check_choice
+from rlhf_core.ppo.masked import masked_mean, masked_sum
+
+KLUnit = Literal["token", "response", "response_token"]
+
+KL_UNITS: tuple[KLUnit, ...] = ("token", "response", "response_token")
 
 MAX_RELATIVE_ERROR = 0.2
 """Bound on the proportional error of one update, from Ziegler et al. 2019."""
@@ -18,6 +27,9 @@ class KLController:
 
     Adaptive: $\beta \leftarrow \beta (1 + \mathrm{clip}(KL / target - 1, \pm 0.2) \, n / horizon)$
     for n new episodes (Ziegler et al. 2019, https://arxiv.org/abs/1909.08593, section 2.2).
+
+    The target has a unit, and nothing here can check it: pass ``update`` the ``mean_kl`` of that
+    unit. A target per response is about the target per token times the mean length.
 
     Args:
         coef: Coefficient $\beta$, at least 0.
@@ -74,3 +86,28 @@ class KLController:
             )
         error = min(max(kl / self.target - 1, -MAX_RELATIVE_ERROR), MAX_RELATIVE_ERROR)
         return dataclasses.replace(self, coef=self.coef * (1 + error * share))
+
+
+def mean_kl(kl_BT: Tensor, mask_BT: Tensor, *, per: KLUnit) -> Tensor:
+    r"""Mean KL of a batch in the unit of a target.
+
+    ``token``: $\sum_{bt} m_{bt} kl_{bt} / \sum_{bt} m_{bt}$. ``response``: the sum over a response,
+    mean over responses. ``response_token``: the mean over a response, mean over responses, so that
+    a short response weighs as much as a long one. Responses without a token count with 0.
+
+    Args:
+        kl_BT: KL estimate for each token.
+        mask_BT: True = counts.
+        per: Unit.
+
+    Returns:
+        Scalar.
+
+    Raises:
+        ConfigError: The unit is unknown.
+    """
+    check_choice("per", per, KL_UNITS)
+    if per == "token":
+        return masked_mean(kl_BT, mask_BT)
+    reduce = masked_sum if per == "response" else masked_mean
+    return reduce(kl_BT, mask_BT, dim=1).mean()

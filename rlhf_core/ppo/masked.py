@@ -6,10 +6,16 @@ matters, not even inf or NaN. Results are float32, or float64 where the input is
 
 from __future__ import annotations
 
+from typing import Literal
+
 import torch
 from torch import Tensor
 
-from rlhf_core.ppo.checks import check_batch, select
+from rlhf_core.ppo.checks import check_batch, check_choice, select
+
+Floor = Literal["add", "clamp"]
+
+FLOORS: tuple[Floor, ...] = ("add", "clamp")
 
 
 def masked_sum(x_BT: Tensor, mask_BT: Tensor, *, dim: int | None = None) -> Tensor:
@@ -65,6 +71,7 @@ def whiten(
     scale: bool = True,
     unbiased: bool = False,
     eps: float = 1e-8,
+    floor: Floor = "add",
 ) -> Tensor:
     r"""Whitened values over the mask, $(x_{bt} - \bar x) / \sqrt{\mathrm{var} + \epsilon}$.
 
@@ -78,15 +85,34 @@ def whiten(
             usual for rewards.
         scale: Whether the result has variance 1; otherwise it keeps the variance of the input.
         unbiased: Divide by n - 1 in the variance.
-        eps: Added to the variance.
+        eps: Added to the variance, or its floor.
+        floor: ``add`` takes var + eps, ``clamp`` max(var, eps).
 
     Returns:
         Whitened values, [B, T]; zeros outside the mask.
+
+    Raises:
+        ConfigError: ``floor`` is unknown.
     """
+    check_choice("floor", floor, FLOORS)
     mean = masked_mean(x_BT, mask_BT)
     whitened_BT = select(x_BT, mask_BT) - mean
     if scale:
-        whitened_BT = whitened_BT * torch.rsqrt(masked_var(x_BT, mask_BT, unbiased=unbiased) + eps)
+        var = masked_var(x_BT, mask_BT, unbiased=unbiased)
+        var = var + eps if floor == "add" else var.clamp(min=eps)
+        whitened_BT = whitened_BT * torch.rsqrt(var)
     if not shift_mean:
         whitened_BT = whitened_BT + mean
     return select(whitened_BT, mask_BT)
+
+
+def one_past(mask_BT: Tensor) -> Tensor:
+    """The mask with one more position in each row: the one after its last True, if there is room.
+
+    A row without a True gains its first position. This is where TRL puts the terminal score, and
+    over what it takes values, returns and the value loss.
+    """
+    check_batch(mask_BT)
+    position_T = torch.arange(mask_BT.shape[1], device=mask_BT.device)
+    last_B1 = torch.where(mask_BT, position_T, -1).amax(dim=1, keepdim=True)
+    return mask_BT | (position_T == last_B1 + 1)

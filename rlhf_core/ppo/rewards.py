@@ -1,4 +1,4 @@
-"""From one score per sequence to one reward per token.
+"""From one score per sequence to one reward per token; what is done to scores: ``scores``.
 
 B sequences, T response tokens; ``mask_BT`` bool, True = counts.
 """

@@ -24,6 +24,9 @@ class PolicyStats:
         ratio_max: Largest ratio; 0 without tokens.
         kl_k1: Sum of old minus new log-probability, not clamped.
         kl_k3: Sum of ratio - 1 - log ratio.
+        clipped_dual: Tokens at the bound of the dual clip; None where it is off.
+
+    ``ratio_max`` is that of the ratio in use; the two KL sums are always over tokens.
     """
 
     tokens: Tensor
@@ -33,6 +36,7 @@ class PolicyStats:
     ratio_max: Tensor
     kl_k1: Tensor
     kl_k3: Tensor
+    clipped_dual: Tensor | None = None
 
     def __add__(self, other: PolicyStats) -> PolicyStats:
         return PolicyStats(
@@ -43,11 +47,16 @@ class PolicyStats:
             ratio_max=torch.maximum(self.ratio_max, other.ratio_max),
             kl_k1=self.kl_k1 + other.kl_k1,
             kl_k3=self.kl_k3 + other.kl_k3,
+            clipped_dual=_sum(self.clipped_dual, other.clipped_dual),
         )
 
     def metrics(self) -> dict[str, float]:
-        """Means over tokens and the largest ratio; all 0 without tokens."""
-        tokens, loss, low, high, ratio_max, k1, k3 = _floats(
+        """Means over tokens and the largest ratio; all 0 without tokens.
+
+        ``dual_clip_fraction`` is there only where dual clip was on.
+        """
+        dual_on = self.clipped_dual is not None
+        tokens, loss, low, high, ratio_max, k1, k3, dual = _floats(
             self.tokens,
             self.loss,
             self.clipped_low,
@@ -55,9 +64,10 @@ class PolicyStats:
             self.ratio_max,
             self.kl_k1,
             self.kl_k3,
+            torch.zeros_like(self.loss) if self.clipped_dual is None else self.clipped_dual,
         )
         count = max(tokens, 1.0)
-        return {
+        metrics = {
             "loss": loss / count,
             "clip_fraction_low": low / count,
             "clip_fraction_high": high / count,
@@ -65,6 +75,7 @@ class PolicyStats:
             "approx_kl": k3 / count,
             "approx_kl_k1": k1 / count,
         }
+        return metrics | {"dual_clip_fraction": dual / count} if dual_on else metrics
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +155,101 @@ class EntropyStats:
         """Mean entropy over tokens; 0 without tokens."""
         tokens, total = _floats(self.tokens, self.entropy)
         return {"entropy": total / max(tokens, 1.0)}
+
+
+@dataclass(frozen=True, slots=True)
+class KLStats:
+    """Sums over tokens of a KL estimate.
+
+    Args:
+        tokens: Number of tokens that count.
+        kl: Sum of estimates, in nats.
+    """
+
+    tokens: Tensor
+    kl: Tensor
+
+    def __add__(self, other: KLStats) -> KLStats:
+        return KLStats(self.tokens + other.tokens, self.kl + other.kl)
+
+    def metrics(self) -> dict[str, float]:
+        """Mean estimate over tokens; 0 without tokens."""
+        tokens, total = _floats(self.tokens, self.kl)
+        return {"kl": total / max(tokens, 1.0)}
+
+
+@dataclass(frozen=True, slots=True)
+class CorrectionStats:
+    """Sums over tokens of the mismatch between learner and sampler, and of its correction.
+
+    Args:
+        tokens: Number of tokens that count.
+        sequences: Number of sequences with such a token.
+        weights: Sum of weights; rejected tokens add 0.
+        weight_max: Largest weight.
+        rejected: Rejected tokens.
+        rejected_sequences: Sequences with a rejected token.
+        below: Tokens whose ratio (or that of their sequence, where it decides) is below the band.
+        above: Tokens whose ratio is above the band.
+        abs_log_ratio: Sum of absolute log-ratios, not clamped.
+        abs_log_ratio_max: Largest of them.
+        kl_k1: Sum of rollout minus old log-probability, not clamped.
+        kl_k3: Sum of ratio - 1 - log ratio.
+    """
+
+    tokens: Tensor
+    sequences: Tensor
+    weights: Tensor
+    weight_max: Tensor
+    rejected: Tensor
+    rejected_sequences: Tensor
+    below: Tensor
+    above: Tensor
+    abs_log_ratio: Tensor
+    abs_log_ratio_max: Tensor
+    kl_k1: Tensor
+    kl_k3: Tensor
+
+    def __add__(self, other: CorrectionStats) -> CorrectionStats:
+        return CorrectionStats(
+            tokens=self.tokens + other.tokens,
+            sequences=self.sequences + other.sequences,
+            weights=self.weights + other.weights,
+            weight_max=torch.maximum(self.weight_max, other.weight_max),
+            rejected=self.rejected + other.rejected,
+            rejected_sequences=self.rejected_sequences + other.rejected_sequences,
+            below=self.below + other.below,
+            above=self.above + other.above,
+            abs_log_ratio=self.abs_log_ratio + other.abs_log_ratio,
+            abs_log_ratio_max=torch.maximum(self.abs_log_ratio_max, other.abs_log_ratio_max),
+            kl_k1=self.kl_k1 + other.kl_k1,
+            kl_k3=self.kl_k3 + other.kl_k3,
+        )
+
+    def metrics(self) -> dict[str, float]:
+        """Means over tokens, shares, and maxima; all 0 without tokens."""
+        values = dict(
+            zip(self.__slots__, _floats(*(getattr(self, n) for n in self.__slots__)), strict=True)
+        )
+        count, rows = max(values["tokens"], 1.0), max(values["sequences"], 1.0)
+        return {
+            "weight_mean": values["weights"] / count,
+            "weight_max": values["weight_max"],
+            "rejected_share": values["rejected"] / count,
+            "rejected_sequence_share": values["rejected_sequences"] / rows,
+            "below_share": values["below"] / count,
+            "above_share": values["above"] / count,
+            "abs_log_ratio": values["abs_log_ratio"] / count,
+            "abs_log_ratio_max": values["abs_log_ratio_max"],
+            "kl_k1": values["kl_k1"] / count,
+            "kl_k3": values["kl_k3"] / count,
+        }
+
+
+def _sum(mine: Tensor | None, other: Tensor | None) -> Tensor | None:
+    if mine is None or other is None:
+        return other if mine is None else mine
+    return mine + other
 
 
 def _floats(*tensors: Tensor) -> list[float]:

@@ -39,10 +39,15 @@ class _RoleActor:
     """A ``RoleHost`` in an actor; weights travel through the object store."""
 
     def __init__(self, config: TrialConfig, roles: Sequence[str], gpus: float) -> None:
-        if gpus == 0:
+        self._arguments = (config, roles, gpus)
+
+    def start(self) -> dict[str, Any]:
+        """Builds the host; not in ``__init__``, whose errors would look like a lost process."""
+        if self._arguments[2] == 0:
             # An actor without GPUs would see all of them.
             os.environ["CUDA_VISIBLE_DEVICES"] = ""
-        self.host = RoleHost(config, roles, gpus)
+        self.host = RoleHost(*self._arguments)
+        return self.where()
 
     def call(self, role: str, method: str, context: CallContext, *args: Any) -> Any:
         return self.host.call(role, method, context, *args)
@@ -70,7 +75,8 @@ class _RoleActor:
         }
 
     def close(self) -> None:
-        self.host.close()
+        if hasattr(self, "host"):
+            self.host.close()
 
 
 class RayWorker:
@@ -161,7 +167,7 @@ class RayRuntime:
                 ),
             )
             self._actors.append((worker, options.remote(config, worker.roles, bundle.gpus)))
-        self._places = _get([actor.where.remote() for _, actor in self._actors])
+        self._places = _get([actor.start.remote() for _, actor in self._actors])
 
     def group(self, role: str) -> RoleGroup:
         return RoleGroup(role, [RayWorker(a) for place, a in self._actors if role in place.roles])

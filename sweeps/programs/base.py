@@ -58,8 +58,8 @@ class RunningTrial(Protocol):
 class TrialProgram(Protocol):
     """A kind of trial.
 
-    A program subclasses it and gives at least ``keys``, ``resolve``, ``placement`` and ``start``. All but ``start``
-    and ``judge`` are cheap and run on the driver of a sweep.
+    A program subclasses it and gives at least ``keys``, ``resolve``, ``placement`` and ``start``. All but
+    ``start`` and ``judge`` are cheap and run on the driver of a sweep.
     """
 
     def keys(self) -> tuple[str, ...]:

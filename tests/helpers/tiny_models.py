@@ -125,6 +125,7 @@ def build(root: Path) -> Zoo:
     kind = "SequenceClassification"
     rewards = {
         "same": save(root / "same", "Llama", kind, characters(), 4),
+        "templated": save(root / "templated", "Llama", kind, characters(chat=True), 9),
         "same_gpt2": save(root / "same_gpt2", "GPT2", kind, byte_level(), 5),
         "chat": save(root / "chat", "Llama", kind, characters(True, LETTERS[::-1]), 6),
         "other": save(root / "other", "GPT2", kind, byte_level(), 7),

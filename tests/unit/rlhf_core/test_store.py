@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import threading
@@ -55,7 +54,7 @@ def test_a_failed_put_leaves_the_old_content_and_nothing_else(store: LocalStore)
     with pytest.raises(TypeError):
         store.put("key", "no bytes")  # type: ignore[arg-type]
     assert store.get("key") == b"old"
-    assert os.listdir(store.root) == ["key"]
+    assert [file.name for file in store.root.iterdir()] == ["key"]
 
 
 def test_a_reader_sees_old_or_new_but_never_a_part(store: LocalStore) -> None:

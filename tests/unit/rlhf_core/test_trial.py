@@ -187,7 +187,7 @@ def test_nothing_to_restore(config: TrialConfig, tmp_path: Path) -> None:
 def test_a_manifest_without_a_part_is_named(config: TrialConfig, tmp_path: Path) -> None:
     store = LocalStore(tmp_path)
     checkpoint.commit(store, 1, {"state": {}, "parts": {"learner": {}}})
-    with pytest.raises(CheckpointError, match="step 1 in .* lacks critic"):
+    with pytest.raises(CheckpointError, match=r"step 1 in .* lacks critic"):
         _trial(config, store).restore()
 
 
@@ -276,6 +276,24 @@ def test_the_evaluation_asks_each_prompt_once(zoo: Zoo, tmp_path: Path) -> None:
     )  # fmt: skip
     two = few.model_copy(update={"eval": few.eval.model_copy(update={"prompts": 2})})
     assert _by_iteration(_run(few))[0] == _by_iteration(_run(two))[0]
+
+
+def test_prompts_go_on_where_the_last_iteration_ended(config: TrialConfig) -> None:
+    trial = _trial(config)
+    asked = []
+    for trial.iteration in (0, 1, 2):
+        chunks = trial._sample().chunks
+        asked += [prompt.text for chunk in chunks for prompt in chunk.prompts]
+    assert len(set(asked)) == len(asked) == 24
+
+
+def test_the_evaluation_is_of_the_learner_not_of_older_weights(zoo: Zoo) -> None:
+    """The rollouts keep the first weights for three iterations."""
+    results = _run(trial_config(zoo, sync__interval=3, eval__every_iterations=1))
+    for m in results[1:3]:
+        assert m.values["kl/response"] == pytest.approx(0.0, abs=1e-4)
+        assert abs(m.values["eval/kl_response"]) > 1e-2
+    assert [m.values["staleness/max"] for m in results[1:]] == [0, 1, 2, 0]
 
 
 def test_errors_of_a_role_arrive_as_themselves(zoo: Zoo) -> None:

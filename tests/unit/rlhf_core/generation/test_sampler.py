@@ -81,7 +81,7 @@ def test_padding_that_is_end_of_sequence_counts_once(zoo: Zoo) -> None:
     sampler = role("rollout", config)
     sampler.model.load_state_dict(model.state_dict())
     batch = sampler.generate(CONTEXT, Chunk(0, prompts(config) * 8, 1))
-    assert 0 < int(batch.finished_B.sum())
+    assert int(batch.finished_B.sum()) > 0
     for row in torch.nonzero(batch.finished_B).flatten().tolist():
         assert batch.response(row)[-1] == 0
         assert batch.response(row).count(0) == 1

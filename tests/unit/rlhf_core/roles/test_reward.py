@@ -90,6 +90,15 @@ def test_the_reward_models_own_chat_template_is_used(zoo: Zoo, template: str) ->
     )
 
 
+def test_a_template_of_its_own_makes_the_same_tokenizer_another(zoo: Zoo) -> None:
+    config = trial_config(zoo, **{"reward.model": zoo.rewards["templated"]})
+    scorer = role("reward", config).proxy
+    assert not scorer.same_tokens
+    tokenizer = AutoTokenizer.from_pretrained(zoo.rewards["templated"])
+    ids = scorer._retokenise(Prompt("hi", (1,)), "ok")
+    assert tokenizer.decode(ids) == "u.hi<eos>a.ok<eos>"
+
+
 def test_messages_of_the_prompt_reach_the_reward_model_but_a_column_of_that_name_does_not(
     zoo: Zoo,
 ) -> None:
