@@ -66,7 +66,9 @@ class LlamaDecoder:
         self.room, self.used = width + max_new_tokens, 0
         shape = (len(self.layers), size, self.kv_heads, self.room, self.head_dim)
         like = trunk.embed_tokens.weight
-        self.keys, self.values = (torch.zeros(shape, dtype=like.dtype, device=like.device) for _ in "kv")
+        self.keys, self.values = (
+            torch.zeros(shape, dtype=like.dtype, device=like.device) for _ in "kv"
+        )
         # Additive mask over the cache: padding never counts, places not yet written are cut off by slicing.
         self.bias_BR = torch.zeros(size, self.room, dtype=like.dtype, device=like.device)
         self.bias_BR[:, :width].masked_fill_(mask_BP == 0, torch.finfo(like.dtype).min)
@@ -109,8 +111,10 @@ class LlamaDecoder:
     ) -> Tensor:
         size, length, width = hidden.shape
         x = rms_norm(hidden, (width,), layer.norm_in, self.eps)
-        flat = torch.cat([linear(x, *part) for part in layer.qkv], -1) if len(layer.qkv) > 1 else (
-            linear(x, *layer.qkv[0])
+        flat = (
+            torch.cat([linear(x, *part) for part in layer.qkv], -1)
+            if len(layer.qkv) > 1
+            else (linear(x, *layer.qkv[0]))
         )
         split = flat.view(size, length, -1, self.head_dim).transpose(1, 2)
         turned = _rotate(split[:, : self.heads + self.kv_heads], *rotary)

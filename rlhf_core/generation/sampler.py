@@ -1,17 +1,21 @@
-"""Sampling from a Hugging Face causal model, log-probabilities taken on the way.
+"""Sampling from a causal model, log-probabilities taken on the way.
 
-Prompts are left-padded while sampling, sampling ends with the last unfinished response, and no tensor over the
-vocabulary outlives its step.
+Prompts are left-padded while sampling, finished responses leave the batch, and no tensor over the vocabulary
+outlives its step.
 """
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+
+from rlhf_core.generation.decoders import make_decoder
+
+# Finished rows are decoded along until this share of the batch is left; moving the cache has its price too.
+COMPACT_AT = 0.75
 
 
 @dataclass(frozen=True)
@@ -54,37 +58,29 @@ def sample(
     logprobs_BT = torch.zeros(size, depth, device=device)
     mask_BT = torch.zeros(size, depth, dtype=torch.bool, device=device)
     stop = torch.tensor(sampling.stop_ids, device=device)
-    alive_B = torch.ones(size, dtype=torch.bool, device=device)
-    positions_BP = (mask_BP.cumsum(1) - 1).clamp(min=0)
-    cache_name = _cache_name(model)
-    step_ids, step_positions, cache, used = ids_BP, positions_BP, None, 0
+    decoder = make_decoder(model, mask_BP, depth)
+    # Rows of the batch that are still decoded, and which of them are unfinished.
+    rows, alive = (
+        torch.arange(size, device=device),
+        torch.ones(size, dtype=torch.bool, device=device),
+    )
+    step_ids, used = ids_BP, 0
     for used in range(1, depth + 1):
-        out = model(
-            input_ids=step_ids,
-            attention_mask=mask_BP,
-            position_ids=step_positions,
-            use_cache=True,
-            logits_to_keep=1,
-            **{cache_name: cache},
-        )
-        cache = getattr(out, cache_name)
-        picked_B, logp_B = _draw(out.logits[:, -1], sampling.temperature, generator)
-        tokens_BT[:, used - 1] = torch.where(alive_B, picked_B, sampling.pad_id)
-        logprobs_BT[:, used - 1] = torch.where(alive_B, logp_B, 0.0)
-        mask_BT[:, used - 1] = alive_B
-        alive_B = alive_B & ~torch.isin(picked_B, stop)
-        if not bool(alive_B.any()):
+        picked, logp = _draw(decoder.step(step_ids), sampling.temperature, generator)
+        column = used - 1
+        tokens_BT[rows, column] = torch.where(alive, picked, sampling.pad_id)
+        logprobs_BT[rows, column] = torch.where(alive, logp, 0.0)
+        mask_BT[rows, column] = alive
+        alive = alive & ~torch.isin(picked, stop)
+        unfinished = int(alive.sum())
+        if unfinished == 0:
             break
-        step_ids = tokens_BT[:, used - 1 : used]
-        step_positions = step_positions[:, -1:] + 1
-        mask_BP = torch.cat([mask_BP, mask_BP.new_ones(size, 1)], dim=1)
+        if unfinished <= COMPACT_AT * len(rows):
+            kept = alive.nonzero().squeeze(1)
+            decoder.keep(kept)
+            rows, alive, picked = rows[kept], alive[kept], picked[kept]
+        step_ids = picked.unsqueeze(1)
     return tokens_BT[:, :used], logprobs_BT[:, :used], mask_BT[:, :used]
-
-
-def _cache_name(model: nn.Module) -> str:
-    """What this version of transformers calls the key-value cache of this model."""
-    named = inspect.signature(model.forward).parameters
-    return "cache" if "cache" in named else "past_key_values"
 
 
 def _left_pad(
@@ -102,9 +98,17 @@ def _left_pad(
 def _draw(
     logits_BV: Tensor, temperature: float, generator: torch.Generator
 ) -> tuple[Tensor, Tensor]:
-    logp_BV = torch.log_softmax(logits_BV.float() / temperature, dim=-1)
-    # What torch.multinomial does, less its check: a NaN is picked and shows in the log-probability, where
-    # multinomial raises on a CPU and takes down a CUDA context.
-    race_BV = torch.empty_like(logp_BV).exponential_(1, generator=generator)
-    picked_B1 = (logp_BV.exp() / race_BV).argmax(-1, keepdim=True)
-    return picked_B1.squeeze(1), logp_BV.gather(1, picked_B1).squeeze(1)
+    """Inverse-CDF sampling: one uniform number a row, and the log-probability of what it picked.
+
+    Not ``torch.multinomial``: that draws a number for every token, and its check for NaN raises on a CPU and takes
+    down a CUDA context; here a NaN shows in the log-probability.
+    """
+    probs_BV = torch.softmax(logits_BV.float() / temperature, dim=-1)
+    # In float64: float32 sums over a large vocabulary would lose the rarest tokens.
+    cdf_BV = probs_BV.cumsum(-1, dtype=torch.float64)
+    dice_B1 = torch.rand(
+        len(probs_BV), 1, dtype=torch.float64, device=probs_BV.device, generator=generator
+    )
+    picked_B1 = torch.searchsorted(cdf_BV, dice_B1 * cdf_BV[:, -1:], right=True)
+    picked_B1 = picked_B1.clamp(max=probs_BV.shape[-1] - 1)
+    return picked_B1.squeeze(1), probs_BV.gather(1, picked_B1).squeeze(1).log()

@@ -108,6 +108,7 @@ def correct(
         tokens=mask_BT.sum(),
         sequences=mask_BT.any(1).sum(),
         weights=weights_BT.sum(dtype=torch.float64),
+        weights_squared=weights_BT.double().square().sum(),
         weight_max=weights_BT.amax(),
         rejected=(mask_BT & ~kept_BT).sum(),
         rejected_sequences=(mask_BT & ~kept_BT).any(1).sum(),

@@ -6,6 +6,7 @@ Every field is a detached 0-d tensor, float64 where it is a sum: no device is wa
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 
 import torch
@@ -186,6 +187,7 @@ class CorrectionStats:
         tokens: Number of tokens that count.
         sequences: Number of sequences with such a token.
         weights: Sum of weights; rejected tokens add 0.
+        weights_squared: Sum of their squares.
         weight_max: Largest weight.
         rejected: Rejected tokens.
         rejected_sequences: Sequences with a rejected token.
@@ -200,6 +202,7 @@ class CorrectionStats:
     tokens: Tensor
     sequences: Tensor
     weights: Tensor
+    weights_squared: Tensor
     weight_max: Tensor
     rejected: Tensor
     rejected_sequences: Tensor
@@ -215,6 +218,7 @@ class CorrectionStats:
             tokens=self.tokens + other.tokens,
             sequences=self.sequences + other.sequences,
             weights=self.weights + other.weights,
+            weights_squared=self.weights_squared + other.weights_squared,
             weight_max=torch.maximum(self.weight_max, other.weight_max),
             rejected=self.rejected + other.rejected,
             rejected_sequences=self.rejected_sequences + other.rejected_sequences,
@@ -227,14 +231,18 @@ class CorrectionStats:
         )
 
     def metrics(self) -> dict[str, float]:
-        """Means over tokens, shares, and maxima; all 0 without tokens."""
-        values = dict(
-            zip(self.__slots__, _floats(*(getattr(self, n) for n in self.__slots__)), strict=True)
-        )
+        r"""Means over tokens, shares, and maxima; all 0 without tokens.
+
+        ``effective_share`` is $(\sum w)^2 / (N \sum w^2)$: the share of tokens that would weigh as
+        much if all weights were equal.
+        """
+        names = [field.name for field in dataclasses.fields(self)]
+        values = dict(zip(names, _floats(*(getattr(self, n) for n in names)), strict=True))
         count, rows = max(values["tokens"], 1.0), max(values["sequences"], 1.0)
         return {
             "weight_mean": values["weights"] / count,
             "weight_max": values["weight_max"],
+            "effective_share": values["weights"] ** 2 / (count * (values["weights_squared"] or 1.0)),
             "rejected_share": values["rejected"] / count,
             "rejected_sequence_share": values["rejected_sequences"] / rows,
             "below_share": values["below"] / count,

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
+import operator
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -59,6 +61,49 @@ def _entropy(mask: Tensor, x: Tensor, y: Tensor, z: Tensor, scores: Tensor) -> t
     return loss, *_numbers(stats)
 
 
+def _kl(mask: Tensor, x: Tensor, y: Tensor, z: Tensor, scores: Tensor) -> tuple[Tensor, ...]:
+    loss, stats = ppo.kl_loss(x, y, mask, coef=0.1, old_logprobs_BT=z)
+    return loss, *_numbers(stats)
+
+
+def _all_options(
+    mask: Tensor, x: Tensor, y: Tensor, z: Tensor, scores: Tensor
+) -> tuple[Tensor, ...]:
+    loss, stats = ppo.policy_loss(
+        x, y, z, mask, dual_clip=1.5, ratio="sequence", weights_BT=z, aggregation="sequence_sum"
+    )
+    return loss, *_numbers(stats)
+
+
+def _correct(kind: str) -> Function:
+    def function(
+        mask: Tensor, x: Tensor, y: Tensor, z: Tensor, scores: Tensor
+    ) -> tuple[Tensor, ...]:
+        out = ppo.correct(kind, x, y, mask, low=0.5, high=1.5)
+        return out.weights_BT, out.kept_BT, *_numbers(out.stats)
+
+    return function
+
+
+def _advantages(estimator: str) -> Function:
+    def function(
+        mask: Tensor, x: Tensor, y: Tensor, z: Tensor, scores: Tensor
+    ) -> tuple[Tensor, ...]:
+        return ppo.estimate_advantages(
+            estimator,
+            scores_B=scores,
+            kl_BT=x,
+            kl_coef=0.1,
+            mask_BT=mask,
+            groups_B=torch.arange(len(scores)) % 2,
+            values_BT=y if estimator in ppo.NEEDS_CRITIC else None,
+            gamma=0.9,
+            whitening=ppo.USUAL_WHITENING[estimator],
+        )
+
+    return function
+
+
 def _numbers(stats: Any) -> list[Tensor]:
     return [torch.tensor(v) for v in stats.metrics().values()]
 
@@ -70,10 +115,21 @@ FUNCTIONS: dict[str, Function] = {
     "whiten": lambda m, x, y, z, s: (ppo.whiten(x, m), ppo.whiten(x, m, shift_mean=False)),
     "kl_penalised": lambda m, x, y, z, s: (ppo.kl_penalised(s, x, m, coef=0.1),),
     "gae": lambda m, x, y, z, s: ppo.gae(x, y, m, gamma=0.97, lam=0.9),
+    "discounted_returns": lambda m, x, y, z, s: (ppo.discounted_returns(x, m, gamma=0.9),),
+    "aggregate": lambda m, x, y, z, s: tuple(
+        ppo.aggregate(x, m, aggregation=a) for a in ppo.AGGREGATIONS
+    ),
     "policy_loss": _policy,
+    "policy_loss_all_options": _all_options,
     "value_loss": _value,
     "entropy_bonus": _entropy,
+    "kl_loss": _kl,
+    **{f"correct_{kind}": _correct(kind) for kind in ppo.CORRECTIONS},
+    **{f"advantages_{name}": _advantages(name) for name in ppo.ADVANTAGES},
 }
+SPREAD_OVER_TOKENS = [
+    n for n in FUNCTIONS if n in ("whiten", "kl_penalised", "gae", "discounted_returns")
+] + [f"advantages_{name}" for name in ppo.ADVANTAGES]
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
@@ -97,7 +153,7 @@ def test_what_stands_outside_the_mask_never_matters(name: str, batch: Batch, jun
         assert torch.equal(ours, other)
 
 
-@pytest.mark.parametrize("name", ["whiten", "kl_penalised", "gae"])
+@pytest.mark.parametrize("name", SPREAD_OVER_TOKENS)
 @bounded
 @given(batch=batches())
 def test_zeros_outside_the_mask_and_more_padding_changes_nothing(name: str, batch: Batch) -> None:
@@ -169,6 +225,27 @@ def test_ratio_1_gives_the_plain_policy_gradient(batch: Batch) -> None:
     assert [metrics[k] for k in ("clip_fraction_low", "clip_fraction_high", "approx_kl")] == [0] * 3
 
 
+@pytest.mark.parametrize("ratio", ppo.RATIOS)
+@bounded
+@given(batch=batches())
+def test_ratio_1_gives_the_plain_policy_gradient_of_a_sequence(ratio: Any, batch: Batch) -> None:
+    # One advantage for each sequence, as group estimators give it.
+    new_BT, advantages_BT = batch.x_BT.clone().requires_grad_(), batch.z_BT[:, :1]
+    loss, _ = ppo.policy_loss(
+        new_BT,
+        batch.x_BT,
+        advantages_BT.expand(new_BT.shape),
+        batch.mask_BT,
+        ratio=ratio,
+        dual_clip=1.5,
+        aggregation="sequence_mean_token_mean",
+    )
+    (gradient,) = torch.autograd.grad(loss, new_BT)
+    share_BT = batch.mask_BT.double() / batch.mask_BT.sum(1, keepdim=True).clamp(min=1)
+    plain_BT = -advantages_BT * share_BT / max(1, int(batch.mask_BT.any(1).sum()))
+    torch.testing.assert_close(gradient, plain_BT, rtol=0, atol=1e-14)
+
+
 @bounded
 @given(batch=batches(scale=5.0), dtype=st.sampled_from((torch.float32, torch.float64)))
 def test_k3_is_never_negative_and_k2_is_half_of_k1_squared(
@@ -215,6 +292,58 @@ def test_any_split_into_micro_batches_adds_up_to_the_full_batch(
     assert stats.metrics() == pytest.approx(full_stats.metrics(), abs=1e-10)
     for key in ("clip_fraction_low", "clip_fraction_high", "clip_fraction", "ratio_max"):
         assert stats.metrics().get(key) == pytest.approx(full_stats.metrics().get(key), abs=1e-14)
+
+
+@pytest.mark.parametrize("kept_only", [False, True])
+@pytest.mark.parametrize("correction", ppo.CORRECTIONS)
+@pytest.mark.parametrize("aggregation", ppo.AGGREGATIONS)
+@pytest.mark.parametrize("ratio", ppo.RATIOS)
+@settings(bounded, max_examples=10)
+@given(batch=batches(), data=st.data())
+def test_any_split_adds_up_under_every_option(
+    ratio: Any,
+    aggregation: Any,
+    correction: str,
+    kept_only: bool,
+    batch: Batch,
+    data: st.DataObject,
+) -> None:
+    def losses(rows: list[int], new_BT: Tensor, counts: Any) -> tuple[Tensor, Any, Any, Tensor]:
+        x, y, z, mask = (t[rows] for t in (batch.x_BT, batch.y_BT, batch.z_BT, batch.mask_BT))
+        fix = ppo.correct(correction, x, y, mask, low=0.5, high=1.5)
+        mask = fix.kept_BT if kept_only else mask
+        options: dict[str, Any] = {"aggregation": aggregation, "normalizer": counts}
+        policy, stats = ppo.policy_loss(
+            new_BT[rows],
+            x,
+            z,
+            mask,
+            dual_clip=2.0,
+            ratio=ratio,
+            weights_BT=fix.weights_BT,
+            **options,
+        )
+        kl, kl_stats = ppo.kl_loss(new_BT[rows], y, mask, coef=0.3, old_logprobs_BT=x, **options)
+        value, _ = ppo.value_loss(new_BT[rows], y, z, mask, clip_range=0.4, **options)
+        entropy, _ = ppo.entropy_bonus(new_BT[rows], mask, coef=0.3, **options)
+        return policy + kl + value + entropy, stats, (kl_stats, fix.stats), mask
+
+    size = len(batch.scores_B)
+    order = data.draw(st.permutations(range(size)))
+    cuts = sorted(data.draw(st.sets(st.integers(1, size))) | {0, size})
+    parts = [order[a:b] for a, b in itertools.pairwise(cuts)]
+    full_BT, split_BT = (batch.x_BT.mul(0.9).requires_grad_() for _ in range(2))
+    full, full_stats, full_more, mask_BT = losses(list(range(size)), full_BT, None)
+    full.backward()
+    out = [losses(part, split_BT, ppo.Normalizer.of(mask_BT)) for part in parts]
+    sum(o[0] for o in out).backward()  # type: ignore[union-attr]
+    assert sum(o[0].item() for o in out) == pytest.approx(full.item(), abs=1e-10)
+    torch.testing.assert_close(split_BT.grad, full_BT.grad, rtol=0, atol=1e-10)
+    stats = functools.reduce(operator.add, (o[1] for o in out))
+    assert stats.metrics() == pytest.approx(full_stats.metrics(), abs=1e-10)
+    for index, whole in enumerate(full_more):
+        more = functools.reduce(operator.add, (o[2][index] for o in out))
+        assert more.metrics() == pytest.approx(whole.metrics(), abs=1e-10)
 
 
 @bounded

@@ -353,7 +353,7 @@ for _role in ("policy", "critic"):
         f"optim.{_role}.beta1": (0.5, {}, 2),
         f"optim.{_role}.beta2": (0.5, {}, 2),
         f"optim.{_role}.eps": (0.1, {}, 1),
-        f"optim.{_role}.weight_decay": (1.0, {}, 1),
+        f"optim.{_role}.weight_decay": (10.0, {}, 2),
         f"optim.{_role}.max_grad_norm": (1e-4, {}, 1),
         f"optim.{_role}.schedule": ("linear", {f"optim__{_role}__horizon_iterations": 4}, 2),
         f"optim.{_role}.warmup_iterations": (2, {}, 1),

@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 
+from rlhf_core.errors import ConfigError
 from rlhf_core.ppo import masked_mean, masked_sum, masked_var, whiten
 
 NAN, INF = math.nan, math.inf
@@ -46,6 +47,15 @@ def test_whiten_by_hand(
 def test_whiten_adds_eps_to_the_variance() -> None:
     # (5 - 3) / sqrt(2.5 + 1.5) = 1.
     assert whiten(X_BT, MASK_BT, eps=1.5)[1, 2].item() == 1.0
+
+
+def test_whiten_may_bound_the_variance_instead() -> None:
+    # Variance 2.5 is above 1.5 and below 4.
+    assert whiten(X_BT, MASK_BT, eps=4.0, floor="clamp")[1, 2].item() == 1.0
+    above = whiten(X_BT, MASK_BT, eps=1.5, floor="clamp")[1, 2].item()
+    assert above == pytest.approx(2 / 2.5**0.5)
+    with pytest.raises(ConfigError, match="floor must be one of"):
+        whiten(X_BT, MASK_BT, floor="max")  # type: ignore[arg-type]
 
 
 def test_degenerate_masks_give_zeros_and_not_nan() -> None:

@@ -1,0 +1,119 @@
+"""The lean decode path computes what the module computes, row for row."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
+
+from rlhf_core.generation import llama
+from rlhf_core.generation.decoders import ModuleDecoder, make_decoder
+from rlhf_core.generation.sampler import Sampling, sample
+
+SHAPE: dict[str, Any] = {
+    "vocab_size": 50,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 64,
+    "initializer_range": 0.3,
+    "pad_token_id": 0,
+    "eos_token_id": 1,
+    "bos_token_id": None,
+}
+MODELS = {
+    "llama": lambda: LlamaForCausalLM(LlamaConfig(**SHAPE, num_key_value_heads=4)),
+    "llama, grouped": lambda: LlamaForCausalLM(LlamaConfig(**SHAPE, num_key_value_heads=2)),
+    "llama, biases": lambda: LlamaForCausalLM(
+        LlamaConfig(**SHAPE, num_key_value_heads=4, attention_bias=True, mlp_bias=True)
+    ),
+    "llama, tied": lambda: LlamaForCausalLM(
+        LlamaConfig(**SHAPE, num_key_value_heads=1, tie_word_embeddings=True)
+    ),
+    "llama, wide heads": lambda: LlamaForCausalLM(
+        LlamaConfig(**SHAPE, num_key_value_heads=2, head_dim=16)
+    ),
+    "qwen2": lambda: Qwen2ForCausalLM(Qwen2Config(**SHAPE, num_key_value_heads=2)),
+}
+MASK = torch.tensor([[1, 1, 1, 1, 1], [0, 0, 1, 1, 1], [0, 0, 0, 0, 1], [0, 1, 1, 1, 1]])
+
+
+def model_of(name: str) -> Any:
+    torch.manual_seed(1)
+    model = MODELS[name]().eval()
+    for parameter in model.parameters():
+        # Biases start at zero, where a forgotten one would not show.
+        if parameter.dim() == 1:
+            parameter.data.add_(torch.randn_like(parameter) * 0.1)
+    return model
+
+
+@pytest.mark.parametrize("fuse_below", [0, 10**9])
+@pytest.mark.parametrize("name", MODELS)
+@torch.no_grad()
+def test_logits_equal_the_modules_at_every_step(
+    name: str, fuse_below: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(llama, "FUSE_BELOW", fuse_below)
+    model = model_of(name)
+    assert llama.supports(model)
+    generator = torch.Generator().manual_seed(0)
+    lean, plain = llama.LlamaDecoder(model, MASK, 6), ModuleDecoder(model, MASK)
+    ids = torch.randint(2, 50, MASK.shape, generator=generator)
+    for step in range(7):
+        logits = lean.step(ids)
+        torch.testing.assert_close(logits, plain.step(ids), atol=2e-5, rtol=1e-5)
+        if step == 3:
+            rows = torch.tensor([1, 3])
+            lean.keep(rows)
+            plain.keep(rows)
+            logits = logits[rows]
+        ids = torch.randint(2, 50, (len(logits), 1), generator=generator)
+
+
+@torch.no_grad()
+def test_the_decoder_uses_the_weights_of_the_moment() -> None:
+    model = model_of("llama")
+    ids = torch.randint(2, 50, MASK.shape)
+    before = make_decoder(model, MASK, 2).step(ids)
+    model.model.layers[0].self_attn.q_proj.weight.mul_(2)
+    after = make_decoder(model, MASK, 2).step(ids)
+    assert not torch.equal(before, after)
+    torch.testing.assert_close(after, ModuleDecoder(model, MASK).step(ids), atol=2e-5, rtol=1e-5)
+
+
+def test_what_is_not_plainly_llama_goes_to_the_module() -> None:
+    model = model_of("llama")
+    model.model.layers[1].mlp.up_proj = torch.nn.Sequential(model.model.layers[1].mlp.up_proj)
+    assert not llama.supports(model)
+    windowed = Qwen2ForCausalLM(
+        Qwen2Config(
+            **SHAPE, num_key_value_heads=4, use_sliding_window=True, sliding_window=4,
+            max_window_layers=0,
+        )
+    )  # fmt: skip
+    assert not llama.supports(windowed)
+    gelu = LlamaForCausalLM(LlamaConfig(**SHAPE, hidden_act="gelu"))
+    assert not llama.supports(gelu)
+    assert isinstance(make_decoder(windowed, MASK, 2), ModuleDecoder)
+
+
+def test_finished_rows_leave_the_batch_and_the_others_do_not_notice() -> None:
+    model = model_of("llama")
+    sampling = Sampling(max_new_tokens=20, temperature=1.0, stop_ids=tuple(range(1, 9)), pad_id=0)
+    prompts = [[10 + i, 20 + i, 30] for i in range(16)]
+    tokens_BT, logprobs_BT, mask_BT = sample(model, prompts, sampling, seed=3)
+    lengths = mask_BT.sum(1)
+    assert len(set(lengths.tolist())) > 4
+    for row, prompt in enumerate(prompts):
+        count = int(lengths[row])
+        whole = torch.tensor([prompt + tokens_BT[row, :count].tolist()])
+        with torch.no_grad():
+            expected = torch.log_softmax(model(whole).logits[0, 2:-1], -1)
+        picked = expected.gather(1, tokens_BT[row, :count, None]).squeeze(1)
+        torch.testing.assert_close(logprobs_BT[row, :count], picked, atol=1e-5, rtol=1e-5)
+        assert (tokens_BT[row, count:] == 0).all()
+        assert (logprobs_BT[row, count:] == 0).all()
