@@ -353,7 +353,7 @@ for _role in ("policy", "critic"):
         f"optim.{_role}.beta1": (0.5, {}, 2),
         f"optim.{_role}.beta2": (0.5, {}, 2),
         f"optim.{_role}.eps": (0.1, {}, 1),
-        f"optim.{_role}.weight_decay": (10.0, {}, 2),
+        f"optim.{_role}.weight_decay": (10.0, {}, 1),
         f"optim.{_role}.max_grad_norm": (1e-4, {}, 1),
         f"optim.{_role}.schedule": ("linear", {f"optim__{_role}__horizon_iterations": 4}, 2),
         f"optim.{_role}.warmup_iterations": (2, {}, 1),
@@ -403,14 +403,16 @@ def test_every_knob_moves_something(zoo: Zoo, unmoved: Callable[..., Metrics], k
     ("key", "value"),
     [("optim.micro_batch_size", 2), ("resources.roles.fused.cpus", 9.0), ("eval.seed", 5)],
 )
-def test_how_it_is_computed_changes_nothing(
-    zoo: Zoo, base: list[IterationMetrics], key: str, value: Any
-) -> None:
-    other = _by_iteration(_run(trial_config(zoo, **{key: value})))
-    for iteration, metrics in _by_iteration(base).items():
-        for name, number in metrics.items():
-            if iteration > 0 and not name.startswith("eval/"):
-                assert other[iteration][name] == pytest.approx(number, rel=1e-3, abs=1e-4), name
+def test_how_it_is_computed_changes_nothing(zoo: Zoo, key: str, value: Any) -> None:
+    # One optimiser step: later ones start from weights that differ in their last bits, which Adam amplifies.
+    once = {"budget__iterations": 1, "ppo__epochs": 1, "ppo__minibatches": 1}
+    one, other = (
+        _by_iteration(_run(trial_config(zoo, **once, **options)))[1]
+        for options in ({}, {key: value})
+    )
+    for name, number in one.items():
+        if not name.startswith("eval/"):
+            assert other[name] == pytest.approx(number, rel=1e-4, abs=1e-6), name
 
 
 @pytest.mark.parametrize("chunk", [1, 3, 8])
