@@ -23,6 +23,11 @@ def letter_a(prompts: list[str], responses: list[str], metadata: Metadata) -> li
     return [response.count("a") / 4 for response in responses]
 
 
+def vowels(prompts: list[str], responses: list[str], metadata: Metadata) -> list[float]:
+    """Vowels, a quarter each: a reward that differs between responses of random models."""
+    return [sum(response.count(v) for v in "aeiou") / 4 for response in responses]
+
+
 def length(prompts: list[str], responses: list[str], metadata: Metadata) -> list[float]:
     """Letters of prompt and response, and the row's own bonus."""
     return [

@@ -45,7 +45,7 @@ def trial_config(zoo: Zoo, family: str = "Llama", **values: Any) -> TrialConfig:
             "optim.critic.lr": 3e-3,
             "budget.iterations": 4,
             "resources.roles.fused.gpus": 0,
-            **({} if "reward.model" in dotted else {"reward.function": "core_rewards:letter_a"}),
+            **({} if "reward.model" in dotted else {"reward.function": "core_rewards:vowels"}),
             **dotted,
         },
     )

@@ -40,7 +40,7 @@ def test_an_untrained_policy_gains_nothing(zoo: Zoo, tmp_path: Path) -> None:
 
 def test_a_trained_policy_is_judged_by_the_heldout_reward_paired(zoo: Zoo, tmp_path: Path) -> None:
     config = trial_config(
-        zoo, reward__heldout_function="core_rewards:letter_a", budget__iterations=12,
+        zoo, reward__heldout_function="core_rewards:vowels", budget__iterations=12,
         optim__policy__lr=2e-2, rollout__prompts_per_iteration=16,
     )  # fmt: skip
     store = LocalStore(tmp_path)

@@ -406,6 +406,7 @@ def test_every_knob_moves_something(zoo: Zoo, unmoved: Callable[..., Metrics], k
 def test_how_it_is_computed_changes_nothing(zoo: Zoo, key: str, value: Any) -> None:
     # One optimiser step: later ones start from weights that differ in their last bits, which Adam amplifies.
     once = {"budget__iterations": 1, "ppo__epochs": 1, "ppo__minibatches": 1}
+    once |= {"reward__function": "core_rewards:length"}
     one, other = (
         _by_iteration(_run(trial_config(zoo, **once, **options)))[1]
         for options in ({}, {key: value})

@@ -151,7 +151,7 @@ def test_a_function_gets_texts_without_special_tokens(zoo: Zoo) -> None:
     expected = [2 + len(responses[0]) / 100, 12 + len(responses[1]) / 100]
     assert scores.heldout_B is not None
     torch.testing.assert_close(scores.heldout_B, torch.tensor(expected))
-    letters = torch.tensor([r.count("a") / 4 for r in responses])
+    letters = torch.tensor([sum(r.count(v) for v in "aeiou") / 4 for r in responses])
     torch.testing.assert_close(scores.proxy_B, letters)
     assert not any("<" in response for response in responses)
 
