@@ -146,7 +146,7 @@ def problems(config: TrialConfig) -> list[str]:
         for key, source in models.items()
         if source and (p := problem_of_model(source, key, tokenizer=key != "model.reference"))
     ]
-    for key in ("function", "heldout_function"):
+    for key in ("function", "extra_function", "heldout_function"):
         path = getattr(config.reward, key)
         if path is not None:
             found += _try(lambda path=path, key=key: load_function(path, f"reward.{key}"))

@@ -23,20 +23,30 @@ class Pending:
     """Scores and reference log-probabilities on their way, one future for each chunk."""
 
     scores: list[Future[Scores]]
-    reference: list[Future[Tensor]]
+    reference: list[Future[Tensor]] | None
 
-    def result(self, whole: Rollout) -> tuple[Scores, Tensor]:
-        """Both for the whole batch."""
+    def result(self, whole: Rollout) -> tuple[Scores, Tensor | None]:
+        """Both for the whole batch; no log-probabilities where there is no reference."""
         parts: list[Scores] = gather(self.scores)
-        heldout = [part.heldout_B for part in parts if part.heldout_B is not None]
+        scores = Scores(
+            torch.cat([part.proxy_B for part in parts]),
+            _joined([part.heldout_B for part in parts]),
+            _joined([part.extra_B for part in parts]),
+        )
+        if self.reference is None:
+            return scores, None
         ref_BT = torch.zeros_like(whole.logprobs_BT)
         row = 0
         for part_BT in gather(self.reference):
             size, depth = part_BT.shape
             ref_BT[row : row + size, :depth] = part_BT
             row += size
-        proxy_B = torch.cat([part.proxy_B for part in parts])
-        return Scores(proxy_B, torch.cat(heldout) if heldout else None), ref_BT
+        return scores, ref_BT
+
+
+def _joined(parts: Sequence[Tensor | None]) -> Tensor | None:
+    found = [part for part in parts if part is not None]
+    return torch.cat(found) if found else None
 
 
 @dataclass(frozen=True)
@@ -65,8 +75,11 @@ class Sample:
             (context, (part, chunk.prompts))
             for chunk, part in zip(self.chunks, self.parts, strict=True)
         ]
+        asked = None
+        if "reference" in groups:
+            asked = watch("reference", groups["reference"].scatter("logprobs", reference))
         return Pending(
-            reference=watch("reference", groups["reference"].scatter("logprobs", reference)),
+            reference=asked,
             scores=watch("score", groups["reward"].scatter("scores", reward)),
         )
 
@@ -78,7 +91,7 @@ class Scored:
     prompts: Sequence[Prompt]
     rollout: Rollout
     scores: Scores
-    ref_logprobs_BT: Tensor
+    ref_logprobs_BT: Tensor | None
 
 
 def sample_and_score(
@@ -99,13 +112,14 @@ def sample_and_score(
 
 
 def summarise(scored: Scored) -> dict[str, float]:
-    """``proxy, kl_response, length`` and, where it is measured, ``heldout, heldout_stderr``."""
+    """``proxy, length`` and, where they are measured, ``kl_response, heldout, heldout_stderr``."""
     batch = batch_metrics(scored.rollout, scored.scores, scored.ref_logprobs_BT)
     summary = {
         "proxy": batch["reward/proxy"],
-        "kl_response": batch["kl/response"],
         "length": batch["rollout/length"],
     }
+    if "kl/response" in batch:
+        summary["kl_response"] = batch["kl/response"]
     if scored.scores.heldout_B is not None:
         summary["heldout"] = batch["reward/heldout"]
         summary["heldout_stderr"] = standard_error(scored.scores.heldout_B)

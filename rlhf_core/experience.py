@@ -2,72 +2,151 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
 from rlhf_core.config.trial import TrialConfig
-from rlhf_core.ppo.gae import gae
+from rlhf_core.ppo.advantages import estimate_advantages
 from rlhf_core.ppo.kl import estimate, k1
 from rlhf_core.ppo.masked import masked_mean, masked_sum, masked_var, whiten
 from rlhf_core.ppo.rewards import clip_scores, kl_penalised, missing_eos_penalty
+from rlhf_core.ppo.scores import (
+    RunningNorm,
+    combine_scores,
+    normalise_scores,
+    overlong_penalty,
+    truncation_penalty,
+)
 from rlhf_core.types import Experience, Rollout, Scores
 
 
+@dataclass(frozen=True)
+class Batch:
+    """What the roles said about a rollout batch.
+
+    Attributes:
+        rollout: The sampled responses.
+        scores: Their rewards.
+        groups_B: Rows with one number answer one prompt (int64).
+        ref_logprobs_BT: Log-probabilities under the reference, or None without one.
+        values_BT: Values of the critic, or None without one.
+    """
+
+    rollout: Rollout
+    scores: Scores
+    groups_B: Tensor
+    ref_logprobs_BT: Tensor | None
+    values_BT: Tensor | None
+
+
+def shaped_scores(
+    config: TrialConfig, batch: Batch, norm: RunningNorm
+) -> tuple[Tensor, RunningNorm]:
+    """The score of each response that is optimised: sum, normalisation, length and end, clip; in this order.
+
+    Returns:
+        Scores, float32 [B], and the running normalisation after them.
+    """
+    reward, rollout = config.reward, batch.rollout
+    scores_B = batch.scores.proxy_B
+    if batch.scores.extra_B is not None:
+        parts = {"proxy": scores_B, "extra": batch.scores.extra_B}
+        scores_B = combine_scores(parts, {"proxy": 1.0, "extra": reward.extra_weight})
+    if reward.normalise == "static":
+        scores_B = normalise_scores(scores_B, mean=reward.mean, std=reward.std)
+    elif reward.normalise == "running":
+        norm = norm.update(scores_B)
+        scores_B = norm.apply(scores_B)
+    if reward.truncation_penalty is not None:
+        scores_B = truncation_penalty(scores_B, rollout.finished_B, coef=reward.truncation_penalty)
+    if reward.overlong_buffer is not None:
+        scores_B = overlong_penalty(
+            scores_B,
+            rollout.response_lengths_B,
+            max_length=config.rollout.max_new_tokens,
+            buffer=reward.overlong_buffer,
+            factor=reward.overlong_penalty,
+        )
+    scores_B = missing_eos_penalty(scores_B, rollout.finished_B, penalty=reward.missing_eos_penalty)
+    if reward.clip is not None:
+        scores_B = clip_scores(scores_B, low=-reward.clip, high=reward.clip)
+    return scores_B, norm
+
+
 def build_experience(
-    config: TrialConfig,
-    rollout: Rollout,
-    scores: Scores,
-    ref_logprobs_BT: Tensor,
-    values_BT: Tensor,
-    kl_coef: float,
-) -> tuple[Experience, dict[str, float]]:
+    config: TrialConfig, batch: Batch, kl_coef: float, norm: RunningNorm
+) -> tuple[Experience, dict[str, float], RunningNorm]:
     """Advantages and returns of a rollout batch.
 
     Args:
         config: The trial.
-        rollout: The sampled responses.
-        scores: Their rewards.
-        ref_logprobs_BT: Log-probabilities under the reference.
-        values_BT: Values of the critic.
-        kl_coef: Weight of the KL penalty in this iteration.
+        batch: What the roles said.
+        kl_coef: Weight of the KL term in this iteration.
+        norm: Running normalisation of the scores so far.
 
     Returns:
-        The experience, and metrics of groups ``reward, kl, advantage, rollout``.
+        The experience, metrics of groups ``reward, kl, advantage, rollout``, and the normalisation after it.
     """
-    ppo, mask_BT = config.ppo, rollout.response_mask_BT
-    scores_B = missing_eos_penalty(
-        scores.proxy_B, rollout.finished_B, penalty=config.reward.missing_eos_penalty
+    ppo, rollout = config.ppo, batch.rollout
+    mask_BT, ref_BT = rollout.response_mask_BT, batch.ref_logprobs_BT
+    scores_B, norm = shaped_scores(config, batch, norm)
+    in_reward = kl_coef if ppo.kl.mode == "reward" else 0.0
+    kl_BT = torch.zeros_like(rollout.logprobs_BT)
+    if ref_BT is not None:
+        kl_BT = estimate(ppo.kl.estimator, rollout.logprobs_BT, ref_BT)
+    raw_BT, returns_BT = estimate_advantages(
+        ppo.advantage,
+        scores_B=scores_B,
+        kl_BT=kl_BT,
+        kl_coef=in_reward,
+        mask_BT=mask_BT,
+        groups_B=batch.groups_B,
+        values_BT=batch.values_BT,
+        gamma=ppo.gamma,
+        lam=ppo.lam,
     )
-    if config.reward.clip is not None:
-        scores_B = clip_scores(scores_B, low=-config.reward.clip, high=config.reward.clip)
-    kl_BT = estimate(ppo.kl.estimator, rollout.logprobs_BT, ref_logprobs_BT)
-    rewards_BT = kl_penalised(scores_B, kl_BT, mask_BT, coef=kl_coef)
-    advantages_BT, returns_BT = gae(rewards_BT, values_BT, mask_BT, gamma=ppo.gamma, lam=ppo.lam)
-    metrics = batch_metrics(rollout, scores, ref_logprobs_BT)
-    metrics["reward/total"] = float(rewards_BT.sum(1).mean())
+    metrics = batch_metrics(rollout, batch.scores, ref_BT)
+    metrics["reward/shaped"] = float(scores_B.mean())
+    metrics["reward/total"] = float(
+        kl_penalised(scores_B, kl_BT, mask_BT, coef=in_reward).sum(1).mean()
+    )
     metrics["kl/coef"] = kl_coef
-    metrics["advantage/mean"] = float(masked_mean(advantages_BT, mask_BT))
-    metrics["advantage/std"] = float(masked_var(advantages_BT, mask_BT).sqrt())
-    if ppo.whiten_advantages:
-        advantages_BT = whiten(advantages_BT, mask_BT)
-    return Experience(rollout, advantages_BT, returns_BT, values_BT), metrics
+    metrics["advantage/mean"] = float(masked_mean(raw_BT, mask_BT))
+    metrics["advantage/std"] = float(masked_var(raw_BT, mask_BT).sqrt())
+    advantages_BT = raw_BT
+    if ppo.whitening_used != "off":
+        advantages_BT = whiten(raw_BT, mask_BT, scale=ppo.whitening_used == "mean_std")
+    experience = Experience(
+        rollout,
+        advantages_BT,
+        returns_BT,
+        values_BT=batch.values_BT,
+        ref_logprobs_BT=ref_BT if ppo.kl.mode == "loss" else None,
+    )
+    return experience, metrics, norm
 
 
-def batch_metrics(rollout: Rollout, scores: Scores, ref_logprobs_BT: Tensor) -> dict[str, float]:
-    """Reward, KL and length of a batch of responses."""
+def batch_metrics(
+    rollout: Rollout, scores: Scores, ref_logprobs_BT: Tensor | None
+) -> dict[str, float]:
+    """Reward, KL (where there is a reference) and length of a batch of responses."""
     mask_BT = rollout.response_mask_BT
-    kl_BT = k1(rollout.logprobs_BT, ref_logprobs_BT)
-    kl = float(masked_sum(kl_BT, mask_BT))
     metrics = {
         "reward/proxy": float(scores.proxy_B.mean()),
         "reward/proxy_std": float(scores.proxy_B.std(correction=0)),
-        "kl/response": kl / rollout.size,
-        "kl/token": kl / float(mask_BT.sum()),
         "rollout/length": float(rollout.response_lengths_B.float().mean()),
         "rollout/truncated_share": float((~rollout.finished_B).float().mean()),
     }
+    if ref_logprobs_BT is not None:
+        kl = float(masked_sum(k1(rollout.logprobs_BT, ref_logprobs_BT), mask_BT))
+        metrics["kl/response"] = kl / rollout.size
+        metrics["kl/token"] = kl / float(mask_BT.sum())
     if scores.heldout_B is not None:
         metrics["reward/heldout"] = float(scores.heldout_B.mean())
+    if scores.extra_B is not None:
+        metrics["reward/extra"] = float(scores.extra_B.mean())
     return metrics
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from rlhf_core.assets import resolve
-from rlhf_core.config.trial import TrialConfig
+from rlhf_core.config import TrialConfig, apply
 from rlhf_core.errors import CheckpointError
 from rlhf_core.evaluation import Scored, sample_and_score
 from rlhf_core.experience import batch_metrics, standard_error
@@ -19,7 +19,7 @@ from rlhf_core.models.load import load_tokenizer
 from rlhf_core.prompts import PromptSet, chunks_of
 from rlhf_core.roles.reward import decode_responses
 from rlhf_core.runtime.local import LocalRuntime
-from rlhf_core.runtime.placement import plan_placement
+from rlhf_core.runtime.placement import plan_trial
 from rlhf_core.store import Store
 from rlhf_core.trial import PPOTrial
 from rlhf_core.types import CallContext
@@ -77,10 +77,9 @@ def judge(config: TrialConfig, store: Store, prompts: int = 256, seed: int = SEE
     Raises:
         CheckpointError: If the trial left no checkpoint.
     """
-    fused = config.model_copy(
-        update={"resources": config.resources.model_copy(update={"layout": "fused"})}
-    )
-    plan = plan_placement(fused.resources)
+    # In this process, and with a reference even where the trial had none: the KL is part of the verdict.
+    fused = apply(config, {"resources.layout": "fused", "ppo.kl.measure": True}, "judgement")
+    plan = plan_trial(fused)
     trial = PPOTrial(fused, LocalRuntime(fused, plan), plan, store)
     try:
         before = _answer(trial, prompts, seed)

@@ -53,15 +53,29 @@ def _entries() -> Iterable[Metric]:
     yield m(
         "reward/heldout", "", "up", "mean", "Held-out reward of the same rollouts; never optimised."
     )
+    yield m(
+        "reward/extra", "", "none", "mean", "Second reward of the weighted sum, before its weight."
+    )
+    yield m("reward/shaped", "", "up", "mean", "Score that is optimised, before the KL penalty.")
     yield m("reward/total", "", "up", "mean", "Sum of rewards of an episode, KL penalty included.")
     yield m(
         "kl/response", "nats", "down", "mean", "KL to the reference, summed over a response (k1)."
     )
     yield m("kl/token", "nats", "down", "mean", "KL to the reference, mean over tokens (k1).")
+    yield m(
+        "kl/loss",
+        "nats",
+        "down",
+        "mean",
+        "KL term of the policy loss per token, before its weight.",
+    )
     yield m("kl/coef", "", "none", "last", "Weight of the KL penalty in this iteration.")
     yield m("policy/loss", "", "none", "mean", "Clipped policy loss, mean over tokens and steps.")
     yield m("policy/clip_fraction_low", "", "none", "mean", "Share of tokens clipped at 1 - low.")
     yield m("policy/clip_fraction_high", "", "none", "mean", "Share of tokens clipped at 1 + high.")
+    yield m(
+        "policy/dual_clip_fraction", "", "none", "mean", "Share of tokens held by the dual clip."
+    )
     yield m("policy/ratio_max", "", "none", "max", "Largest probability ratio of a token.")
     yield m("policy/entropy", "nats", "none", "mean", "Entropy per token at sampling temperature.")
     yield m(
@@ -75,9 +89,22 @@ def _entries() -> Iterable[Metric]:
     yield m("value/clip_fraction", "", "none", "mean", "Share of tokens whose value was clipped.")
     yield m("value/grad_norm", "", "none", "mean", "Gradient norm of the critic before clipping.")
     yield m("value/lr", "", "none", "last", "Learning rate of the critic.")
+    yield m(
+        "correction/weight_mean", "", "none", "mean", "Mean weight of the off-policy correction."
+    )
+    yield m(
+        "correction/rejected_share", "", "down", "mean", "Share of tokens the correction dropped."
+    )
+    yield m(
+        "correction/abs_log_ratio", "nats", "down", "mean", "Learner to sampler, mean per token."
+    )
+    yield m("correction/abs_log_ratio_max", "nats", "down", "max", "Learner to sampler, largest.")
     yield m("advantage/mean", "", "none", "mean", "Mean advantage before whitening.")
     yield m(
         "advantage/std", "", "none", "last", "Standard deviation of advantages before whitening."
+    )
+    yield m(
+        "rollout/filtered_share", "", "none", "mean", "Share of responses in groups without spread."
     )
     yield m("rollout/length", "tokens", "none", "mean", "Tokens of a response.")
     yield m(

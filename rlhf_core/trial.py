@@ -6,22 +6,28 @@ state, so ``k`` iterations, save, load and ``N - k`` iterations equal ``N`` iter
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from typing import Any
 
+import torch
+
 from rlhf_core import checkpoint
 from rlhf_core.assets import resolve
-from rlhf_core.config.trial import AdamWConfig, TrialConfig
+from rlhf_core.config.trial import ROLES, AdamWConfig, TrialConfig
 from rlhf_core.errors import CheckpointError, DivergedError
 from rlhf_core.evaluation import Sample, sample_and_score, summarise
-from rlhf_core.experience import build_experience, staleness_metrics
+from rlhf_core.experience import Batch, build_experience, staleness_metrics
 from rlhf_core.metrics import IterationMetrics, find, first_nonfinite
 from rlhf_core.models.load import load_tokenizer
+from rlhf_core.ppo.groups import groups_with_spread
 from rlhf_core.ppo.kl_control import KLController
 from rlhf_core.ppo.minibatches import minibatch_indices
 from rlhf_core.ppo.schedule import lr_scale
+from rlhf_core.ppo.scores import RunningNorm
 from rlhf_core.prompts import PromptSet, chunks_of
 from rlhf_core.runtime.base import Runtime, gather
 from rlhf_core.runtime.placement import PlacementPlan
@@ -58,7 +64,9 @@ class PPOTrial:
         self.config, self.runtime, self.plan, self.store, self.name = (
             config, runtime, plan, store, name,
         )  # fmt: skip
-        self.groups = {role: runtime.group(role) for role in ROLE_NAMES}
+        present = [role for role in ROLES if plan.group(role)]
+        self.groups = {role: runtime.group(role) for role in present}
+        self.trained = [role for role in ("learner", "critic") if role in self.groups]
         assets = resolve(config)
         tokenizer = load_tokenizer(assets.policy)
         self.pad_id = int(tokenizer.pad_token_id)
@@ -66,6 +74,7 @@ class PPOTrial:
         self.train_prompts = PromptSet(assets.prompts["train"], tokenizer, limit, template)
         self.eval_prompts = PromptSet(assets.prompts["eval"], tokenizer, limit, template)
         self.kl = _controller(config)
+        self.norm = RunningNorm()
         self.iteration = 0
         self.rollout_version = 0
         self.totals = {"episodes": 0.0, "tokens": 0.0, "seconds": 0.0}
@@ -112,7 +121,7 @@ class PPOTrial:
             with phases("sync"):
                 self.runtime.deliver_weights(self._context(self.iteration)).result()
             self.rollout_version = self.iteration
-        self.kl = self.kl.update(metrics["kl/response"], experience.rollout.size)
+        self.kl = self.kl.update(metrics.get(_kl_unit(self.config), 0.0), experience.rollout.size)
         tokens = float(experience.rollout.response_mask_BT.sum())
         self.totals["episodes"] += experience.rollout.size
         self.totals["tokens"] += tokens
@@ -131,30 +140,60 @@ class PPOTrial:
         parts = self.groups["rollout"].map("generate", [(context, (chunk,)) for chunk in chunks])
         return Sample(chunks, parts)
 
-    def _experience(self, batch: Sample, phases: Phases) -> tuple[Experience, dict[str, float]]:
-        whole = batch.rollout(self.pad_id)
+    def _experience(self, sample: Sample, phases: Phases) -> tuple[Experience, dict[str, float]]:
+        whole, values = sample.rollout(self.pad_id), []
         with phases.overlapping() as watch:
-            values = watch("values", [self.groups["critic"].call("values", self._context(), whole)])
-            scored = batch.score(self.groups, self._context(), self.config, watch)
+            if "critic" in self.groups:
+                call = self.groups["critic"].call("values", self._context(), whole)
+                values = watch("values", [call])
+            scored = sample.score(self.groups, self._context(), self.config, watch)
         scores, ref_BT = scored.result(whole)
-        return build_experience(self.config, whole, scores, ref_BT, gather(values)[0], self.kl.coef)
+        batch = Batch(
+            rollout=whole,
+            scores=scores,
+            groups_B=torch.arange(whole.size) // self.config.rollout.samples_per_prompt,
+            ref_logprobs_BT=ref_BT,
+            values_BT=gather(values)[0] if values else None,
+        )
+        self._kept = list(range(whole.size))
+        experience, metrics, self.norm = build_experience(
+            self.config, batch, self.kl.coef, self.norm
+        )
+        if self.config.ppo.filter_groups:
+            kept_B = groups_with_spread(scores.proxy_B, batch.groups_B)
+            self._kept = kept_B.nonzero().squeeze(1).tolist()
+            metrics["rollout/filtered_share"] = 1 - len(self._kept) / whole.size
+        return experience, metrics
 
     def _update(self, experience: Experience, phases: Phases) -> dict[str, float]:
-        ppo, size = self.config.ppo, experience.rollout.size
-        seed = derive(self.config.seed, "minibatches", self.iteration)
-        epochs = minibatch_indices(size, ppo.minibatches, ppo.epochs, seed=seed)
-        steps = [step for epoch in epochs for step in epoch]
+        """One update of each trained role that learns in this iteration."""
+        steps = self._steps()
+        learning = [role for role in reversed(self.trained) if steps]
+        if self.iteration <= self.config.ppo.critic_warmup_iterations:
+            learning = [role for role in learning if role == "critic"]
         context = self._context(self.iteration)
+        settings = {"critic": self.config.optim.critic, "learner": self.config.optim.policy}
         with phases.overlapping() as watch:
-            futures = [
-                watch(role, [self.groups[role].call("update", context, experience, settings)])[0]
-                for role, settings in (
-                    ("critic", self._settings(self.config.optim.critic, steps)),
-                    ("learner", self._settings(self.config.optim.policy, steps)),
-                )
-            ]
-        critic, learner = gather(futures)
-        return {**learner, **critic}
+            futures = []
+            for role in learning:
+                args = (experience, self._settings(settings[role], steps))
+                futures += watch(role, [self.groups[role].call("update", context, *args)])
+        return {name: value for update in gather(futures) for name, value in update.items()}
+
+    def _steps(self) -> list[list[int]]:
+        """Row indices of every optimiser step: seeded, reshuffled each epoch, of near-equal size."""
+        ppo, rows = self.config.ppo, self._kept
+        if not rows:
+            return []
+        seed = derive(self.config.seed, "minibatches", self.iteration)
+        count = min(ppo.minibatches, len(rows))
+        epochs = minibatch_indices(len(rows), 1, ppo.epochs, seed=seed)
+        cuts = [len(rows) * i // count for i in range(count + 1)]
+        return [
+            [rows[i] for i in epoch[0][start:stop]]
+            for epoch in epochs
+            for start, stop in itertools.pairwise(cuts)
+        ]
 
     def _settings(self, optim: AdamWConfig, steps: Sequence[Sequence[int]]) -> UpdateSettings:
         ppo = self.config.ppo
@@ -172,11 +211,11 @@ class PPOTrial:
             ),
             minibatches=steps,
             micro_batch_size=self.config.optim.micro_batch_size,
+            micro_batch_tokens=self.config.optim.micro_batch_tokens,
             temperature=self.config.rollout.temperature,
-            clip_low=ppo.clip_range_low,
-            clip_high=ppo.clip_range_high,
-            entropy_coef=ppo.entropy_coef,
-            value_clip=ppo.value_clip_range,
+            ppo=ppo,
+            constant_length=ppo.constant_length or self.config.rollout.max_new_tokens,
+            kl_coef=self.kl.coef if ppo.kl.mode == "loss" else 0.0,
         )  # fmt: skip
 
     def _evaluate(self, phases: Phases) -> dict[str, float]:
@@ -211,7 +250,7 @@ class PPOTrial:
         return IterationMetrics(self.iteration, dict(sorted(metrics.items())))
 
     def _busy(self, elapsed: float) -> dict[str, float]:
-        seconds = dict.fromkeys(ROLE_NAMES, 0.0)
+        seconds = dict.fromkeys(ROLES, 0.0)
         workers = {id(w): w for group in self.groups.values() for w in group.workers}
         for usage in gather([worker.usage(self.name) for worker in workers.values()]):
             for role, busy in usage.items():
@@ -229,6 +268,7 @@ class PPOTrial:
             "iteration": self.iteration,
             "rollout_version": self.rollout_version,
             "kl_coef": self.kl.coef,
+            "norm": dataclasses.asdict(self.norm),
             "totals": dict(self.totals),
             "best": self._best,
         }
@@ -239,6 +279,7 @@ class PPOTrial:
         self.rollout_version = int(state["rollout_version"])
         controller = _controller(self.config)
         self.kl = KLController(float(state["kl_coef"]), controller.target, controller.horizon)
+        self.norm = RunningNorm(**state["norm"])
         self.totals = {key: float(value) for key, value in state["totals"].items()}
         self._best = state["best"]
         self._evaluated = True
@@ -271,7 +312,7 @@ class PPOTrial:
         step, uri = self.iteration, self.store.uri
         futures: dict[str, Future[Any]] = {
             role: self.groups[role].call("save", self._context(), uri, step)
-            for role in ("learner", "critic")
+            for role in self.trained
         }
         if self.rollout_version != self.iteration:
             futures["rollout"] = self.groups["rollout"].call("save", self._context(), uri, step)
@@ -293,15 +334,12 @@ class PPOTrial:
             return False
         manifest, uri = checkpoint.read_manifest(self.store, step), self.store.uri
         parts = manifest.get("parts", {})
-        lacks = {"learner", "critic"} - parts.keys()
+        lacks = set(self.trained) - parts.keys()
         if lacks or "state" not in manifest:
             raise CheckpointError(
                 f"checkpoint: step {step} in {uri} lacks {', '.join(sorted(lacks)) or 'its state'}"
             )
-        gather(
-            self.groups[r].call("load", self._context(), uri, parts[r])
-            for r in ("learner", "critic")
-        )
+        gather(self.groups[r].call("load", self._context(), uri, parts[r]) for r in self.trained)
         self.load_state_dict(manifest["state"])
         if "rollout" in parts:
             gather(self.groups["rollout"].call_all("load", self._context(), uri, parts["rollout"]))
@@ -314,9 +352,12 @@ class PPOTrial:
         self.runtime.close()
 
 
-ROLE_NAMES = ("rollout", "learner", "critic", "reference", "reward")
-
-
 def _controller(config: TrialConfig) -> KLController:
     kl = config.ppo.kl
-    return KLController(kl.coef, kl.target if kl.controller == "adaptive" else None, kl.horizon)
+    target = kl.target_per_token or kl.target_per_response
+    return KLController(kl.coef, target if kl.controller == "adaptive" else None, kl.horizon)
+
+
+def _kl_unit(config: TrialConfig) -> str:
+    """The metric that the adaptive controller holds at its target."""
+    return "kl/token" if config.ppo.kl.target_per_token is not None else "kl/response"

@@ -7,13 +7,15 @@ One mask: ``response_mask_BT``, True = this response token counts.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
+
+from rlhf_core.config.trial import PPOConfig
 
 
 @dataclass(frozen=True)
@@ -117,6 +119,12 @@ class Rollout:
             logprobs_BT=part.logprobs_BT[:, :depth],
         )
 
+    def to(self, device: torch.device) -> Rollout:
+        """The rollout with its tensors on ``device``."""
+        if self.tokens_BL.device == device:
+            return self
+        return Rollout(**{n: getattr(self, n).to(device) for n in self.__dataclass_fields__})
+
 
 def concat_rollouts(parts: Sequence[Rollout], pad_id: int) -> Rollout:
     """The rows of all parts, in order, padded to the widest."""
@@ -144,24 +152,37 @@ class Experience:
         rollout: The sampled responses.
         advantages_BT: Advantages, whitened where asked for; 0 outside the mask.
         returns_BT: Targets of the critic.
-        values_BT: Values of the critic before the update.
+        values_BT: Values of the critic before the update; None without a critic.
+        ref_logprobs_BT: Log-probabilities under the reference, where the policy loss has a KL term.
+        old_logprobs_BT: Log-probabilities the ratio is taken against; None: the stamped ones.
+        weights_BT: Weights of the off-policy correction; None: 1.
     """
 
     rollout: Rollout
     advantages_BT: Tensor
     returns_BT: Tensor
-    values_BT: Tensor
+    values_BT: Tensor | None = None
+    ref_logprobs_BT: Tensor | None = None
+    old_logprobs_BT: Tensor | None = None
+    weights_BT: Tensor | None = None
 
     def select(self, rows: Sequence[int]) -> Experience:
         """The given rows, with padding no longer than they need."""
         index = torch.as_tensor(rows, dtype=torch.int64)
         rollout = self.rollout.select(rows)
         depth = rollout.response_mask_BT.shape[1]
+        return self._mapped(rollout, lambda tensor: tensor[index, :depth])
+
+    def to(self, device: torch.device) -> Experience:
+        """The experience with its tensors on ``device``."""
+        return self._mapped(self.rollout.to(device), lambda tensor: tensor.to(device))
+
+    def _mapped(self, rollout: Rollout, change: Callable[[Tensor], Tensor]) -> Experience:
+        tensors = {
+            name: getattr(self, name) for name in self.__dataclass_fields__ if name != "rollout"
+        }
         return Experience(
-            rollout,
-            self.advantages_BT[index, :depth],
-            self.returns_BT[index, :depth],
-            self.values_BT[index, :depth],
+            rollout, **{name: t if t is None else change(t) for name, t in tensors.items()}
         )
 
 
@@ -185,20 +206,21 @@ class UpdateSettings:
         optim: Optimiser settings, the learning rate already scheduled.
         minibatches: Row indices of each optimiser step, in order.
         micro_batch_size: Sequences in one forward and backward pass.
+        micro_batch_tokens: Tokens, padding included, in one pass; used instead where set.
         temperature: Sampling temperature; log-probabilities are taken at it.
-        clip_low, clip_high: Clip range of the ratio (learner).
-        entropy_coef: Weight of the entropy bonus (learner).
-        value_clip: Clip range of the values or None (critic).
+        ppo: Everything else; the learner's and the critic's part of the algorithm.
+        constant_length: Divisor of aggregation ``sequence_sum``.
+        kl_coef: Weight of the KL term of the policy loss; 0 where the penalty is in the reward.
     """
 
     optim: AdamWSettings
     minibatches: Sequence[Sequence[int]]
     micro_batch_size: int
+    micro_batch_tokens: int | None = None
     temperature: float = 1.0
-    clip_low: float = 0.2
-    clip_high: float = 0.2
-    entropy_coef: float = 0.0
-    value_clip: float | None = None
+    ppo: PPOConfig = PPOConfig()
+    constant_length: int = 1
+    kl_coef: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -208,7 +230,9 @@ class Scores:
     Attributes:
         proxy_B: The learned or user-given reward that is optimised (float32).
         heldout_B: The held-out reward, or None where the task has none (float32).
+        extra_B: The second reward of the weighted sum, or None (float32).
     """
 
     proxy_B: Tensor
     heldout_B: Tensor | None
+    extra_B: Tensor | None = None

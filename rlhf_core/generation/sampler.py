@@ -25,6 +25,8 @@ class Sampling:
     Attributes:
         max_new_tokens: Longest response.
         temperature: Divides the logits.
+        top_p: Only the likeliest tokens up to this probability are drawn; 1: all.
+        top_k: Only so many of the likeliest tokens are drawn; 0: all.
         stop_ids: Tokens that end a response; the token is kept.
         pad_id: Fills unused places.
     """
@@ -33,6 +35,8 @@ class Sampling:
     temperature: float
     stop_ids: tuple[int, ...]
     pad_id: int
+    top_p: float = 1.0
+    top_k: int = 0
 
 
 @torch.no_grad()
@@ -66,7 +70,7 @@ def sample(
     )
     step_ids, used = ids_BP, 0
     for used in range(1, depth + 1):
-        picked, logp = _draw(decoder.step(step_ids), sampling.temperature, generator)
+        picked, logp = _draw(decoder.step(step_ids), sampling, generator)
         column = used - 1
         tokens_BT[rows, column] = torch.where(alive, picked, sampling.pad_id)
         logprobs_BT[rows, column] = torch.where(alive, logp, 0.0)
@@ -96,19 +100,36 @@ def _left_pad(
 
 
 def _draw(
-    logits_BV: Tensor, temperature: float, generator: torch.Generator
+    logits_BV: Tensor, sampling: Sampling, generator: torch.Generator
 ) -> tuple[Tensor, Tensor]:
     """Inverse-CDF sampling: one uniform number a row, and the log-probability of what it picked.
 
-    Not ``torch.multinomial``: that draws a number for every token, and its check for NaN raises on a CPU and takes
-    down a CUDA context; here a NaN shows in the log-probability.
+    The log-probability is that of the whole distribution at this temperature, also where top-p or top-k cut it for
+    drawing: the learner computes the same. Not ``torch.multinomial``: that draws a number for every token, and its
+    check for NaN raises on a CPU and takes down a CUDA context; here a NaN shows in the log-probability.
     """
-    probs_BV = torch.softmax(logits_BV.float() / temperature, dim=-1)
+    probs_BV = torch.softmax(logits_BV.float() / sampling.temperature, dim=-1)
     # In float64: float32 sums over a large vocabulary would lose the rarest tokens.
-    cdf_BV = probs_BV.cumsum(-1, dtype=torch.float64)
+    cdf_BV = _cut(probs_BV, sampling).cumsum(-1, dtype=torch.float64)
     dice_B1 = torch.rand(
         len(probs_BV), 1, dtype=torch.float64, device=probs_BV.device, generator=generator
     )
     picked_B1 = torch.searchsorted(cdf_BV, dice_B1 * cdf_BV[:, -1:], right=True)
     picked_B1 = picked_B1.clamp(max=probs_BV.shape[-1] - 1)
     return picked_B1.squeeze(1), probs_BV.gather(1, picked_B1).squeeze(1).log()
+
+
+def _cut(probs_BV: Tensor, sampling: Sampling) -> Tensor:
+    """Probabilities with 0 for tokens outside top-k and top-p; the likeliest token always stays."""
+    if sampling.top_k:
+        least_B1 = probs_BV.topk(min(sampling.top_k, probs_BV.shape[-1]), dim=-1).values[:, -1:]
+        probs_BV = torch.where(probs_BV >= least_B1, probs_BV, 0.0)
+    if sampling.top_p < 1:
+        sorted_BV, order_BV = probs_BV.sort(dim=-1, descending=True)
+        # A token stays while those before it have not reached top-p (of what top-k left).
+        before_BV = sorted_BV.cumsum(-1) - sorted_BV
+        kept_BV = before_BV < sampling.top_p * sorted_BV.sum(-1, keepdim=True)
+        probs_BV = torch.where(
+            torch.empty_like(kept_BV).scatter_(1, order_BV, kept_BV), probs_BV, 0.0
+        )
+    return probs_BV

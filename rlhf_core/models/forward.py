@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from rlhf_core.ppo.logprobs import entropy, token_logprobs
+from rlhf_core.ppo.minibatches import micro_batches as by_length
 from rlhf_core.types import Rollout
 
 
@@ -15,6 +16,20 @@ def micro_batches(rows: Sequence[int], size: int) -> Iterator[list[int]]:
     """Consecutive slices of ``rows`` of at most ``size``."""
     for start in range(0, len(rows), size):
         yield list(rows[start : start + size])
+
+
+def split_rows(
+    rollout: Rollout, rows: Sequence[int], size: int, tokens: int | None = None
+) -> list[list[int]]:
+    """Rows in groups of at most ``size``, or, with ``tokens``, of like length and at most so many tokens.
+
+    A sequence longer than ``tokens`` is a group of its own.
+    """
+    if tokens is None:
+        return list(micro_batches(rows, size))
+    lengths = rollout.lengths_B[list(rows)].tolist()
+    groups = by_length(lengths, max_tokens=max(tokens, *lengths))
+    return [[rows[i] for i in group] for group in groups]
 
 
 def response_positions(rollout: Rollout) -> Tensor:
@@ -55,11 +70,3 @@ def values(model: nn.Module, rollout: Rollout) -> Tensor:
     values_BL: Tensor = model(rollout.tokens_BL)
     values_BT = values_BL.gather(1, response_positions(rollout))
     return values_BT.masked_fill(~rollout.response_mask_BT, 0.0)
-
-
-def to_device(rollout: Rollout, device: torch.device) -> Rollout:
-    """The rollout with its tensors on ``device``."""
-    if rollout.tokens_BL.device == device:
-        return rollout
-    moved = {name: getattr(rollout, name).to(device) for name in rollout.__dataclass_fields__}
-    return Rollout(**moved)

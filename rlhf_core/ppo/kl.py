@@ -152,7 +152,6 @@ def kl_surrogate(
     carrier_BT = k2(logprobs_BT, ref_logprobs_BT)
     if old_logprobs_BT is not None:
         log_weight_BT = k1(logprobs_BT, old_logprobs_BT).detach()
-        carrier_BT = carrier_BT * log_weight_BT.clamp(max=LOG_RATIO_BOUND).exp().clamp(
-            max=weight_cap
-        )
+        weight_BT = log_weight_BT.clamp(max=LOG_RATIO_BOUND).exp().clamp(max=weight_cap)
+        carrier_BT = weight_BT * carrier_BT
     return kl_BT.detach() + (carrier_BT - carrier_BT.detach())

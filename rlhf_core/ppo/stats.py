@@ -242,7 +242,8 @@ class CorrectionStats:
         return {
             "weight_mean": values["weights"] / count,
             "weight_max": values["weight_max"],
-            "effective_share": values["weights"] ** 2 / (count * (values["weights_squared"] or 1.0)),
+            "effective_share": values["weights"] ** 2
+            / (count * (values["weights_squared"] or 1.0)),
             "rejected_share": values["rejected"] / count,
             "rejected_sequence_share": values["rejected_sequences"] / rows,
             "below_share": values["below"] / count,

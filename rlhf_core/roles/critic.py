@@ -12,8 +12,9 @@ from torch import Tensor
 from rlhf_core.assets import Assets
 from rlhf_core.config.trial import TrialConfig
 from rlhf_core.errors import DivergedError
-from rlhf_core.models.forward import micro_batches, to_device, values
+from rlhf_core.models.forward import micro_batches, values
 from rlhf_core.models.load import load_critic, load_tokenizer, tokenizer_fingerprint
+from rlhf_core.ppo.aggregation import Normalizer
 from rlhf_core.ppo.losses import value_loss
 from rlhf_core.roles.trainer import Trainer, mean
 from rlhf_core.types import CallContext, Experience, Rollout, UpdateSettings
@@ -37,7 +38,7 @@ class CriticRole(Trainer):
         """Value before each response token, float32 [B, T] on the CPU, 0 outside the mask."""
         out_BT = torch.zeros_like(rollout.logprobs_BT)
         for rows in micro_batches(range(rollout.size), self.micro_batch_size):
-            part_BT = values(self.model, to_device(rollout.select(rows), self.device))
+            part_BT = values(self.model, rollout.select(rows).to(self.device))
             out_BT[rows, : part_BT.shape[1]] = part_BT.cpu()
         if not bool(torch.isfinite(out_BT).all()):
             raise DivergedError("critic", "values")
@@ -55,14 +56,15 @@ class CriticRole(Trainer):
             DivergedError: If a loss or a gradient is not finite.
         """
 
-        def loss(batch: Experience, tokens: float) -> tuple[Tensor, Any]:
+        def loss(batch: Experience, counts: Normalizer) -> tuple[Tensor, Any]:
+            assert batch.values_BT is not None
             total, stats = value_loss(
                 values(self.model, batch.rollout),
                 batch.values_BT,
                 batch.returns_BT,
                 batch.rollout.response_mask_BT,
-                clip_range=settings.value_clip,
-                normalizer=tokens,
+                clip_range=settings.ppo.value_clip_range,
+                normalizer=counts,
             )
             if not bool(torch.isfinite(total)):
                 raise DivergedError("critic", "value loss")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import reduce
 from operator import add
 from typing import Any
@@ -12,15 +13,19 @@ from torch import Tensor
 from rlhf_core.assets import Assets
 from rlhf_core.config.trial import TrialConfig
 from rlhf_core.errors import DivergedError
-from rlhf_core.models.forward import policy_logits, response_tokens
+from rlhf_core.models.forward import logprobs, policy_logits, response_tokens
 from rlhf_core.models.load import load_policy
 from rlhf_core.models.weights import Header, flatten
+from rlhf_core.ppo.aggregation import Normalizer
+from rlhf_core.ppo.correction import correct
 from rlhf_core.ppo.logprobs import token_logprobs_and_entropy
-from rlhf_core.ppo.losses import policy_loss
-from rlhf_core.ppo.masked import masked_sum
+from rlhf_core.ppo.losses import entropy_bonus, kl_loss, policy_loss
+from rlhf_core.ppo.stats import EntropyStats, KLStats, PolicyStats
 from rlhf_core.roles.rollout import ResponseSampler
 from rlhf_core.roles.trainer import Trainer, mean
 from rlhf_core.types import CallContext, Chunk, Experience, Rollout, UpdateSettings
+
+CORRECTION_METRICS = ("weight_mean", "rejected_share", "abs_log_ratio", "abs_log_ratio_max")
 
 
 class LearnerRole(Trainer):
@@ -46,43 +51,96 @@ class LearnerRole(Trainer):
             DivergedError: If a loss or a gradient is not finite.
         """
 
-        def loss(batch: Experience, tokens: float) -> tuple[Tensor, Any]:
-            return self._loss(batch, tokens, settings)
+        def loss(batch: Experience, counts: Normalizer) -> tuple[Tensor, Any]:
+            return self._loss(batch, counts, settings)
 
+        experience, metrics = self._corrected(experience, settings)
         parts, norms = self.run(experience, settings, loss)
-        stats = reduce(add, (part[0] for part in parts))
-        entropies, counted = sum(part[1] for part in parts), sum(part[2] for part in parts)
-        metrics = {f"policy/{name}": float(value) for name, value in stats.metrics().items()}
-        metrics["policy/entropy"] = float(entropies / counted)
+        policy = reduce(add, (part[0] for part in parts)).metrics()
+        metrics |= {f"policy/{name}": value for name, value in policy.items()}
+        metrics["policy/entropy"] = reduce(add, (part[1] for part in parts)).metrics()["entropy"]
+        if settings.kl_coef:
+            metrics["kl/loss"] = reduce(add, (part[2] for part in parts)).metrics()["kl"]
         metrics["policy/grad_norm"] = mean(norms)
         metrics["policy/lr"] = settings.optim.lr
         return metrics
 
     def _loss(
-        self, batch: Experience, tokens: float, settings: UpdateSettings
-    ) -> tuple[Tensor, tuple[Any, float, float]]:
-        rollout, mask_BT = batch.rollout, batch.rollout.response_mask_BT
+        self, batch: Experience, counts: Normalizer, settings: UpdateSettings
+    ) -> tuple[Tensor, tuple[PolicyStats, EntropyStats, KLStats | None]]:
+        rollout, ppo = batch.rollout, settings.ppo
+        mask_BT = rollout.response_mask_BT
         logprobs_BT, entropy_BT = token_logprobs_and_entropy(
             policy_logits(self.model, rollout),
             response_tokens(rollout),
             temperature=settings.temperature,
-            entropy_gradient=settings.entropy_coef != 0,
+            entropy_gradient=ppo.entropy_coef != 0,
         )
+        old_BT = batch.old_logprobs_BT
+        form: dict[str, Any] = {
+            "aggregation": ppo.aggregation,
+            "constant_length": settings.constant_length
+            if ppo.aggregation == "sequence_sum"
+            else None,
+            "normalizer": counts,
+        }
         loss, stats = policy_loss(
             logprobs_BT,
-            rollout.logprobs_BT,
+            rollout.logprobs_BT if old_BT is None else old_BT,
             batch.advantages_BT,
             mask_BT,
-            clip_low=settings.clip_low,
-            clip_high=settings.clip_high,
-            normalizer=tokens,
+            clip_low=ppo.clip_range_low,
+            clip_high=ppo.clip_range_high,
+            dual_clip=ppo.dual_clip,
+            ratio=ppo.ratio,
+            log_ratio_clamp=ppo.log_ratio_clamp,
+            weights_BT=batch.weights_BT,
+            **form,
         )
-        entropy = masked_sum(entropy_BT, mask_BT)
-        if settings.entropy_coef:
-            loss = loss - settings.entropy_coef * entropy / tokens
+        bonus, entropy = entropy_bonus(entropy_BT, mask_BT, coef=ppo.entropy_coef, **form)
+        loss = loss + bonus
+        kl = None
+        if settings.kl_coef:
+            assert batch.ref_logprobs_BT is not None
+            term, kl = kl_loss(
+                logprobs_BT,
+                batch.ref_logprobs_BT,
+                mask_BT,
+                coef=settings.kl_coef,
+                estimator=ppo.kl.estimator,
+                old_logprobs_BT=rollout.logprobs_BT if old_BT is None else old_BT,
+                **form,
+            )
+            loss = loss + term
         if not bool(torch.isfinite(loss)):
             raise DivergedError("learner", "policy loss")
-        return loss, (stats, float(entropy.detach()), float(mask_BT.sum()))
+        return loss, (stats, entropy, kl)
+
+    @torch.no_grad()
+    def _corrected(
+        self, experience: Experience, settings: UpdateSettings
+    ) -> tuple[Experience, dict[str, float]]:
+        """The experience with the learner's own old log-probabilities and the weights of the correction."""
+        wanted = settings.ppo.correction
+        if wanted.kind == "none":
+            return experience, {}
+        rollout = experience.rollout
+        old_BT = torch.zeros_like(rollout.logprobs_BT)
+        for rows in self.parts(rollout, range(rollout.size), settings):
+            part = rollout.select(rows).to(self.device)
+            part_BT, _ = logprobs(self.model, part, settings.temperature)
+            old_BT[rows, : part_BT.shape[1]] = part_BT.cpu()
+        made = correct(
+            wanted.kind,
+            old_BT,
+            rollout.logprobs_BT,
+            rollout.response_mask_BT,
+            low=None if wanted.kind == "tis" else wanted.low,
+            high=wanted.high,
+        )
+        stats = made.stats.metrics()
+        metrics = {f"correction/{name}": stats[name] for name in CORRECTION_METRICS}
+        return replace(experience, old_logprobs_BT=old_BT, weights_BT=made.weights_BT), metrics
 
     def publish(self, context: CallContext) -> tuple[Header, list[Tensor]]:
         """The weights under the context's version, as flat buckets."""

@@ -8,7 +8,7 @@ from torch import Tensor
 from rlhf_core.assets import Assets
 from rlhf_core.config.trial import TrialConfig
 from rlhf_core.errors import DivergedError
-from rlhf_core.models.forward import logprobs, micro_batches, to_device
+from rlhf_core.models.forward import logprobs, micro_batches
 from rlhf_core.models.load import load_policy
 from rlhf_core.types import CallContext, Rollout
 
@@ -26,7 +26,7 @@ class ReferenceRole:
         """Log-probabilities of response tokens at ``temperature``, float32 [B, T] on the CPU."""
         out_BT = torch.zeros_like(rollout.logprobs_BT)
         for rows in micro_batches(range(rollout.size), self.micro_batch_size):
-            part = to_device(rollout.select(rows), self.device)
+            part = rollout.select(rows).to(self.device)
             part_BT, _ = logprobs(self.model, part, temperature)
             out_BT[rows, : part_BT.shape[1]] = part_BT.cpu()
         if not bool(torch.isfinite(out_BT).all()):

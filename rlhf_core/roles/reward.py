@@ -39,6 +39,8 @@ class RewardRole:
         self.config, self.device = config, device
         self.proxy = self._scorer(assets.reward, "reward")
         self.heldout = self._scorer(assets.heldout, "held-out reward") if assets.heldout else None
+        extra = config.reward.extra_function
+        self.extra = self._scorer(RewardSource(function=extra), "second reward") if extra else None
 
     def _scorer(self, source: RewardSource, name: str) -> Scorer:
         if source.function is not None:
@@ -61,16 +63,18 @@ class RewardRole:
         """
         proxy_B = self.proxy(rollout, prompts)
         heldout_B = self.heldout(rollout, prompts) if self.heldout else None
-        for name, scores_B in (("scores", proxy_B), ("held-out scores", heldout_B)):
+        extra_B = self.extra(rollout, prompts) if self.extra else None
+        named = {"scores": proxy_B, "held-out scores": heldout_B, "second scores": extra_B}
+        for name, scores_B in named.items():
             if scores_B is not None and not bool(torch.isfinite(scores_B).all()):
                 raise DivergedError("reward", name)
-        return Scores(proxy_B, heldout_B)
+        return Scores(proxy_B, heldout_B, extra_B)
 
     def close(self) -> None:
         """Ends the worker processes of reward functions."""
-        self.proxy.close()
-        if self.heldout:
-            self.heldout.close()
+        for scorer in (self.proxy, self.heldout, self.extra):
+            if scorer is not None:
+                scorer.close()
 
 
 class FunctionScorer:

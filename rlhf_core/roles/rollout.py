@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from rlhf_core.assets import Assets
 from rlhf_core.checkpoint import copy_into, load_part, save_part
 from rlhf_core.config.trial import TrialConfig
-from rlhf_core.errors import ConfigError, DivergedError, RlhfError
+from rlhf_core.errors import ConfigError, DivergedError, RlhfError, nearest
 from rlhf_core.generation.sampler import Sampling, sample
 from rlhf_core.models.load import load_policy, load_tokenizer, positions
 from rlhf_core.models.weights import Header, load_flat
@@ -34,8 +34,10 @@ class ResponseSampler:
         self.sampling = Sampling(
             max_new_tokens=config.rollout.max_new_tokens,
             temperature=config.rollout.temperature,
-            stop_ids=_stop_ids(tokenizer, model),
+            stop_ids=_stop_ids(tokenizer, model, config.rollout.stop),
             pad_id=tokenizer.pad_token_id,
+            top_p=config.rollout.top_p,
+            top_k=config.rollout.top_k,
         )
 
     def __call__(self, role: str, chunk: Chunk, version: int) -> Rollout:
@@ -102,11 +104,19 @@ class RolloutRole:
         """Nothing to free."""
 
 
-def _stop_ids(tokenizer: Any, model: nn.Module) -> tuple[int, ...]:
-    """End-of-sequence tokens of the tokenizer and of the model's generation settings."""
+def _stop_ids(tokenizer: Any, model: nn.Module, stop: tuple[str, ...]) -> tuple[int, ...]:
+    """End-of-sequence tokens of the tokenizer, of the model's generation settings, and the named ones."""
     named = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
     ids = {int(tokenizer.eos_token_id)}
     ids.update(named if isinstance(named, list) else [named] if isinstance(named, int) else [])
+    vocabulary = tokenizer.get_vocab() if stop else {}
+    for token in stop:
+        if token not in vocabulary:
+            raise ConfigError(
+                f"rollout.stop: {token!r} is no token of the policy's tokenizer"
+                f"{nearest(token, vocabulary)}; name one as the tokenizer spells it"
+            )
+        ids.add(vocabulary[token])
     return tuple(sorted(ids))
 
 

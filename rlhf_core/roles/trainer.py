@@ -10,9 +10,10 @@ from torch import Tensor, nn
 
 from rlhf_core.checkpoint import copy_into, load_part, save_part
 from rlhf_core.errors import DivergedError
-from rlhf_core.models.forward import micro_batches, to_device
+from rlhf_core.models.forward import split_rows
+from rlhf_core.ppo.aggregation import Normalizer
 from rlhf_core.store import open_store
-from rlhf_core.types import AdamWSettings, CallContext, Experience, UpdateSettings
+from rlhf_core.types import AdamWSettings, CallContext, Experience, Rollout, UpdateSettings
 
 _MOMENTS = ("exp_avg", "exp_avg_sq", "step")
 
@@ -35,14 +36,14 @@ class Trainer:
         self,
         experience: Experience,
         settings: UpdateSettings,
-        loss: Callable[[Experience, float], tuple[Tensor, Any]],
+        loss: Callable[[Experience, Normalizer], tuple[Tensor, Any]],
     ) -> tuple[list[Any], list[float]]:
         """All optimiser steps of one update.
 
         Args:
             experience: The batch.
             settings: Minibatches and optimiser settings.
-            loss: ``(micro-batch, tokens of the optimiser step) -> (loss, statistics)``; the losses of a
+            loss: ``(micro-batch, counts of the optimiser step) -> (loss, statistics)``; the losses of a
                 step's micro-batches add up to the loss of the step.
 
         Returns:
@@ -53,15 +54,20 @@ class Trainer:
         """
         stats, norms = [], []
         for rows in settings.minibatches:
-            tokens = float(experience.rollout.response_mask_BT[list(rows)].sum())
+            counts = Normalizer.of(experience.rollout.response_mask_BT[list(rows)])
             self.optimizer.zero_grad(set_to_none=True)
-            for part in micro_batches(rows, settings.micro_batch_size):
-                batch = experience_to(experience.select(part), self.device)
-                value, stat = loss(batch, tokens)
+            for part in self.parts(experience.rollout, rows, settings):
+                value, stat = loss(experience.select(part).to(self.device), counts)
                 value.backward()  # type: ignore[no-untyped-call]
                 stats.append(stat)
             norms.append(self.step(settings.optim))
         return stats, norms
+
+    def parts(
+        self, rollout: Rollout, rows: Sequence[int], settings: UpdateSettings
+    ) -> list[list[int]]:
+        """Rows of each forward and backward pass."""
+        return split_rows(rollout, rows, settings.micro_batch_size, settings.micro_batch_tokens)
 
     def step(self, settings: AdamWSettings) -> float:
         """One optimiser step with these settings; returns the gradient norm before clipping."""
@@ -101,16 +107,6 @@ class Trainer:
 
     def close(self) -> None:
         """Nothing to free."""
-
-
-def experience_to(experience: Experience, device: torch.device) -> Experience:
-    """The experience with its tensors on ``device``."""
-    return Experience(
-        to_device(experience.rollout, device),
-        experience.advantages_BT.to(device),
-        experience.returns_BT.to(device),
-        experience.values_BT.to(device),
-    )
 
 
 def mean(numbers: Sequence[float]) -> float:

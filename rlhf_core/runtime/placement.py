@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from rlhf_core.config.trial import ROLES, ResourcesConfig, WorkerResources
+from rlhf_core.config.trial import ROLES, ResourcesConfig, TrialConfig, WorkerResources
 
 EPS = 1e-9
 GIVE_UP = 50_000
@@ -79,14 +79,26 @@ class PlacementPlan:
         }
 
 
-def plan_placement(resources: ResourcesConfig, *, critic: bool = True) -> PlacementPlan:
+def plan_trial(config: TrialConfig) -> PlacementPlan:
+    """The placement of ``config``: roles that its algorithm does not use are not placed."""
+    kl = config.ppo.kl
+    return plan_placement(
+        config.resources, critic=config.ppo.needs_critic, reference=kl.coef > 0 or kl.measure
+    )
+
+
+def plan_placement(
+    resources: ResourcesConfig, *, critic: bool = True, reference: bool = True
+) -> PlacementPlan:
     """The placement of one trial.
 
     Args:
         resources: The trial's resources.
         critic: False for estimators that train no critic; none is placed then.
+        reference: False where no KL is measured.
     """
-    roles = [role for role in ROLES if critic or role != "critic"]
+    absent = {"critic": not critic, "reference": not reference}
+    roles = [role for role in ROLES if not absent.get(role, False)]
     if resources.layout == "fused":
         bundle = _bundle("fused", resources.roles.fused, resources.cpus_per_gpu)
         worker = WorkerPlace("trial", tuple(roles), 0, 0)

@@ -10,10 +10,13 @@ from __future__ import annotations
 import hashlib
 import json
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
+
+from filelock import FileLock, Timeout
 
 from rlhf_core.errors import ConfigError
 from rlhf_core.tasks.folder import MANIFEST, SPLITS, TaskFolder, finished_or_absent
@@ -101,7 +104,7 @@ def prepare(
 
     Raises:
         ConfigError: The file is no usable file of ratings, a setting is out of bounds, or ``out``
-            holds something else.
+            holds something else, or another process is making it.
     """
     recipe = recipe or PrepareRecipe()
     check_recipe(recipe)
@@ -114,12 +117,44 @@ def prepare(
     done = _existing(out, resolved)
     if done is not None:
         return done
-    # Imported here, since bad input is told without waiting for torch and transformers.
-    from rlhf_core.tasks.prepare_models import make_task
+    with _alone(out):
+        # Another process may have finished it meanwhile.
+        done = _existing(out, resolved)
+        if done is not None:
+            return done
+        # Imported here, since bad input is told without waiting for torch and transformers.
+        from rlhf_core.tasks.prepare_models import make_task
 
-    with finished_or_absent(out) as part:
-        make_task(rated, deal(rated, recipe), recipe, part, resolved, progress)
+        with finished_or_absent(out) as part:
+            make_task(rated, deal(rated, recipe), recipe, part, resolved, progress)
     return TaskFolder.load(out)
+
+
+@contextmanager
+def _alone(out: Path) -> Iterator[None]:
+    """Keeps other processes from making ``out`` at the same time.
+
+    Raises:
+        ConfigError: One is at it, or the folder above cannot be written.
+    """
+    lock = FileLock(out.with_name(f".{out.name}.lock"))
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        lock.acquire(timeout=0)
+    except Timeout:
+        raise ConfigError(
+            f"one `prepare` may make {out} at a time, but another is at it; wait for it, or give "
+            "another folder"
+        ) from None
+    except OSError as error:
+        raise ConfigError(
+            f"{out.parent} must be writable, but: {error.strerror}; give another folder"
+        ) from None
+    try:
+        yield
+    finally:
+        Path(lock.lock_file).unlink(missing_ok=True)
+        lock.release()
 
 
 def check_recipe(recipe: PrepareRecipe) -> None:

@@ -96,6 +96,7 @@ def make_task(
     jobs = _jobs(rated, parts, recipe, ids, samples)
     results = _train_both(jobs, policy, tokenizer, folder, progress)
     metrics = {
+        "texts": float(len(rated.texts)),
         "policy_parameters": float(policy.num_parameters()),
         "policy_perplexity": unseen_perplexity,
         "sample_ended_share": sum(ended) / len(ended),

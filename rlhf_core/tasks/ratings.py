@@ -57,8 +57,8 @@ def read_ratings(
     if missing:
         raise ConfigError(
             f"{file}: a column named {missing[0]!r} is needed, there are "
-            f"{', '.join(map(repr, columns)) or 'none'}{nearest(missing[0], columns)} "
-            "Name the columns of texts and ratings"
+            f"{', '.join(map(repr, columns)) or 'none'}{nearest(missing[0], columns)}; name the columns "
+            "of texts and ratings with --text-column and --rating-column."
         )
     texts: list[str] = []
     ratings: list[float] = []
@@ -83,7 +83,7 @@ def _open(file: Path) -> tuple[Sequence[str], str, Iterable[Row]]:
     if suffix not in SUFFIXES:
         raise ConfigError(
             f"{file}: the suffix must be one of {', '.join(SUFFIXES)}, got {suffix or 'none'!r}"
-            f"{nearest(suffix, SUFFIXES)} Rename or convert the file"
+            f"{nearest(suffix, SUFFIXES)}; rename or convert the file"
         )
     if file.stat().st_size == 0:
         raise ConfigError(f"{file}: must hold rated texts, but the file is empty; give another")

@@ -28,6 +28,11 @@ def vowels(prompts: list[str], responses: list[str], metadata: Metadata) -> list
     return [sum(response.count(v) for v in "aeiou") / 4 for response in responses]
 
 
+def constant(prompts: list[str], responses: list[str], metadata: Metadata) -> list[float]:
+    """Nothing to learn from."""
+    return [0.5] * len(responses)
+
+
 def length(prompts: list[str], responses: list[str], metadata: Metadata) -> list[float]:
     """Letters of prompt and response, and the row's own bonus."""
     return [

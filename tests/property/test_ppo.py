@@ -254,6 +254,7 @@ def test_k3_is_never_negative_and_k2_is_half_of_k1_squared(
     new_BT, ref_BT = batch.x_BT.to(dtype), batch.y_BT.to(dtype)
     assert (ppo.k3(new_BT, ref_BT) >= 0).all()
     assert (ppo.k3(new_BT, new_BT + 1e-4 * ref_BT) >= 0).all()
+    assert (ppo.estimate("k3", new_BT, ref_BT, bound=math.inf, value_clamp=10.0) >= 0).all()
     torch.testing.assert_close(ppo.k2(new_BT, ref_BT), ppo.k1(new_BT, ref_BT).square() / 2)
     assert torch.equal(ppo.k1(new_BT, ref_BT), -ppo.k1(ref_BT, new_BT))
 
@@ -332,7 +333,7 @@ def test_any_split_adds_up_under_every_option(
     order = data.draw(st.permutations(range(size)))
     cuts = sorted(data.draw(st.sets(st.integers(1, size))) | {0, size})
     parts = [order[a:b] for a, b in itertools.pairwise(cuts)]
-    full_BT, split_BT = (batch.x_BT.mul(0.9).requires_grad_() for _ in range(2))
+    full_BT, split_BT = ((batch.x_BT - batch.y_BT).requires_grad_() for _ in range(2))
     full, full_stats, full_more, mask_BT = losses(list(range(size)), full_BT, None)
     full.backward()
     out = [losses(part, split_BT, ppo.Normalizer.of(mask_BT)) for part in parts]

@@ -12,17 +12,18 @@ from tiny_rollouts import prompts, rollout, trial_config
 
 from rlhf_core.config import TrialConfig
 from rlhf_core.errors import CheckpointError
-from rlhf_core.experience import build_experience, standard_error
+from rlhf_core.experience import Batch, build_experience, standard_error
 from rlhf_core.judgement import judge
+from rlhf_core.ppo.scores import RunningNorm
 from rlhf_core.runtime.local import LocalRuntime
-from rlhf_core.runtime.placement import plan_placement
+from rlhf_core.runtime.placement import plan_trial
 from rlhf_core.store import LocalStore
 from rlhf_core.trial import PPOTrial
 from rlhf_core.types import Rollout, Scores, concat_rollouts
 
 
 def _train(config: TrialConfig, store: LocalStore) -> None:
-    plan = plan_placement(config.resources)
+    plan = plan_trial(config)
     trial = PPOTrial(config, LocalRuntime(config, plan), plan, store)
     list(trial)
     trial.close()
@@ -88,11 +89,13 @@ def test_parts_are_joined_without_changing_a_row(zoo: Zoo) -> None:
 
 
 def _experience(config: TrialConfig, batch: Rollout, scores_B: torch.Tensor) -> dict[str, float]:
-    zeros = torch.zeros_like(batch.logprobs_BT)
-    _, metrics = build_experience(
-        config, batch, Scores(scores_B, None), batch.logprobs_BT, zeros, kl_coef=0.5
-    )
-    return metrics
+    return build_experience(config, _batch(batch, scores_B), 0.5, RunningNorm())[1]
+
+
+def _batch(rollout: Rollout, scores_B: torch.Tensor) -> Batch:
+    zeros = torch.zeros_like(rollout.logprobs_BT)
+    groups_B = torch.arange(rollout.size)
+    return Batch(rollout, Scores(scores_B, None), groups_B, rollout.logprobs_BT, zeros)
 
 
 def test_the_reward_of_an_episode_is_the_score_less_its_penalties(zoo: Zoo) -> None:
@@ -113,11 +116,11 @@ def test_the_reward_of_an_episode_is_the_score_less_its_penalties(zoo: Zoo) -> N
 
 def test_whitened_advantages_have_mean_zero_and_variance_one(zoo: Zoo) -> None:
     batch, _ = rollout(trial_config(zoo))
-    scores = Scores(torch.arange(8.0), None)
-    zeros = torch.zeros_like(batch.logprobs_BT)
     for whiten in (True, False):
-        config = trial_config(zoo, ppo__whiten_advantages=whiten)
-        made, metrics = build_experience(config, batch, scores, batch.logprobs_BT, zeros, 0.0)
+        config = trial_config(zoo, ppo__whitening="mean_std" if whiten else "off")
+        made, metrics, _ = build_experience(
+            config, _batch(batch, torch.arange(8.0)), 0.0, RunningNorm()
+        )
         picked = made.advantages_BT[batch.response_mask_BT]
         mean, std = float(picked.mean()), float(picked.std())
         assert (abs(mean) < 1e-5 and abs(std - 1) < 0.02) == whiten

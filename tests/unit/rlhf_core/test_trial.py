@@ -17,7 +17,7 @@ from rlhf_core.config import TrialConfig, flatten
 from rlhf_core.errors import CheckpointError, ConfigError, DivergedError
 from rlhf_core.metrics import CATALOGUE, IterationMetrics, repeatable
 from rlhf_core.runtime.local import LocalRuntime
-from rlhf_core.runtime.placement import plan_placement
+from rlhf_core.runtime.placement import plan_trial
 from rlhf_core.store import LocalStore
 from rlhf_core.trial import PPOTrial
 
@@ -25,7 +25,7 @@ Metrics = dict[int, dict[str, float]]
 
 
 def _trial(config: TrialConfig, store: LocalStore | None = None) -> PPOTrial:
-    plan = plan_placement(config.resources)
+    plan = plan_trial(config)
     return PPOTrial(config, LocalRuntime(config, plan), plan, store)
 
 
@@ -78,6 +78,14 @@ def test_every_metric_is_in_the_catalogue(zoo: Zoo, base: list[IterationMetrics]
         )
     )  # fmt: skip
     reported |= {name for m in with_heldout for name in m.values}
+    with_everything = _run(
+        trial_config(
+            zoo, budget__iterations=1, reward__extra_function="core_rewards:length",
+            ppo__correction__kind="tis", ppo__kl__mode="loss", ppo__dual_clip=2.0,
+            ppo__filter_groups=True, rollout__samples_per_prompt=2,
+        )
+    )  # fmt: skip
+    reported |= {name for m in with_everything for name in m.values}
     assert CATALOGUE.keys() - reported <= {"time/checkpoint"}
     assert reported <= CATALOGUE.keys()
 
@@ -133,6 +141,13 @@ RESUMED = {
         "optim__policy__warmup_iterations": 2,
     },
     "minibatches": {"ppo__minibatches": 4, "optim__micro_batch_size": 3},
+    "running norm, groups, correction 2": {
+        "reward__normalise": "running",
+        "rollout__samples_per_prompt": 2,
+        "ppo__advantage": "rloo",
+        "sync__interval": 2,
+        "ppo__correction__kind": "tis",
+    },
 }
 
 
@@ -318,13 +333,24 @@ def test_every_family_trains_under_a_reward_model(zoo: Zoo, family: str, reward:
 ELSEWHERE = (
     "resources.", "checkpoint.", "budget.", "eval.", "data.", "model.", "reward.workers",
     "reward.timeout_s", "reward.offset", "reward.heldout", "reward.model", "reward.function",
-    "optim.micro_batch_size", "rollout.chunk_size",
+    "optim.micro_batch_size", "optim.micro_batch_tokens", "rollout.chunk_size",
 )  # fmt: skip
 SHORT = {"budget__iterations": 3, "eval__prompts": 2, "rollout__chunk_size": 64}
 # key: (value, what has to be set beside it, iteration at which it shows)
 KNOBS: dict[str, tuple[Any, dict[str, Any], int]] = {
     "reward.clip": (0.05, {}, 1),
     "reward.missing_eos_penalty": (1.0, {}, 1),
+    "reward.normalise": ("running", {}, 1),
+    "reward.mean": (0.5, {"reward__normalise": "static"}, 1),
+    "reward.std": (3.0, {"reward__normalise": "static"}, 1),
+    "reward.truncation_penalty": (-1.0, {}, 1),
+    "reward.overlong_buffer": (4, {}, 1),
+    "reward.overlong_penalty": (3.0, {"reward__overlong_buffer": 4}, 1),
+    "reward.extra_function": ("core_rewards:length", {}, 1),
+    "reward.extra_weight": (3.0, {"reward__extra_function": "core_rewards:length"}, 1),
+    "rollout.top_p": (0.5, {}, 1),
+    "rollout.top_k": (3, {}, 1),
+    "rollout.stop": (("a", "e"), {}, 1),
     "rollout.prompts_per_iteration": (12, {}, 1),
     "rollout.samples_per_prompt": (2, {}, 1),
     "rollout.max_new_tokens": (6, {}, 1),
@@ -333,14 +359,40 @@ KNOBS: dict[str, tuple[Any, dict[str, Any], int]] = {
     "ppo.lam": (0.5, {}, 1),
     "ppo.clip_range_low": (0.01, {}, 1),
     "ppo.clip_range_high": (0.01, {}, 1),
+    "ppo.advantage": ("reinforce", {}, 1),
+    "ppo.dual_clip": (1.001, {"ppo__epochs": 4}, 1),
+    "ppo.ratio": ("sequence", {}, 1),
+    "ppo.log_ratio_clamp": (0.001, {}, 1),
+    "ppo.aggregation": ("sequence_sum", {}, 1),
+    "ppo.constant_length": (2, {"ppo__aggregation": "sequence_sum"}, 1),
+    "ppo.critic_warmup_iterations": (1, {}, 1),
+    "ppo.filter_groups": (
+        True,
+        {"rollout__samples_per_prompt": 2, "reward__function": "core_rewards:letter_a"},
+        1,
+    ),
+    "ppo.correction.kind": ("tis", {"sync__interval": 2}, 2),
+    "ppo.correction.low": (0.999, {"sync__interval": 2, "ppo__correction__kind": "icepop"}, 2),
+    "ppo.correction.high": (1.001, {"sync__interval": 2, "ppo__correction__kind": "tis"}, 2),
+    "ppo.kl.mode": ("loss", {"ppo__kl__coef": 5.0}, 1),
+    "ppo.kl.target_per_token": (
+        0.001,
+        {"ppo__kl__controller": "adaptive", "ppo__kl__horizon": 20},
+        3,
+    ),
+    "ppo.kl.measure": (False, {"ppo__kl__coef": 0.0}, 1),
     "ppo.value_clip_range": (0.001, {}, 1),
     "ppo.epochs": (3, {}, 1),
     "ppo.minibatches": (2, {}, 1),
-    "ppo.whiten_advantages": (False, {}, 1),
+    "ppo.whitening": ("off", {}, 1),
     "ppo.entropy_coef": (0.1, {}, 1),
     "ppo.kl.coef": (1.0, {}, 2),
     "ppo.kl.controller": ("adaptive", {"ppo__kl__horizon": 20}, 2),
-    "ppo.kl.target": (0.01, {"ppo__kl__controller": "adaptive", "ppo__kl__horizon": 20}, 3),
+    "ppo.kl.target_per_response": (
+        0.01,
+        {"ppo__kl__controller": "adaptive", "ppo__kl__horizon": 20},
+        3,
+    ),
     "ppo.kl.horizon": (20, {"ppo__kl__controller": "adaptive"}, 2),
     "ppo.kl.estimator": ("k3", {"ppo__kl__coef": 1.0}, 2),
     "sync.interval": (2, {}, 2),
@@ -366,6 +418,17 @@ for _role in ("policy", "critic"):
     }
 
 
+# Options that evaluation sees before the first update.
+EVALUATED = (
+    "rollout.max_new_tokens",
+    "rollout.temperature",
+    "rollout.top_p",
+    "rollout.top_k",
+    "rollout.stop",
+    "ppo.kl.measure",
+)
+
+
 def test_every_option_that_matters_has_a_knob() -> None:
     keys = {key for key in flatten(TrialConfig()) if not key.startswith(ELSEWHERE)}
     assert keys == KNOBS.keys()
@@ -387,13 +450,14 @@ def test_every_knob_moves_something(zoo: Zoo, unmoved: Callable[..., Metrics], k
     value, beside, shows = KNOBS[key]
     config = trial_config(zoo, **{**SHORT, **beside, "budget__iterations": shows, key: value})
     before, after = unmoved(**beside), _by_iteration(_run(config))
-    assert before[0] == after[0] or key in ("rollout.max_new_tokens", "rollout.temperature")
+    assert before[0] == after[0] or key in EVALUATED
     own = {"optim.policy.": "policy/lr", "optim.critic.": "value/lr", "ppo.kl.": "kl/coef"}
     ignore = {metric for prefix, metric in own.items() if key.startswith(prefix)}
     moved = {
         i for i in range(1, shows + 1) for name in before[i]
         if name not in ignore and not name.startswith("eval/")
-        and before[i][name] != pytest.approx(after[i][name], rel=1e-4, abs=1e-5)
+        and (name not in after[i]
+             or before[i][name] != pytest.approx(after[i][name], rel=1e-4, abs=1e-5))
     }  # fmt: skip
     assert moved, f"{key} changed nothing"
     assert min(moved) == shows
@@ -401,7 +465,12 @@ def test_every_knob_moves_something(zoo: Zoo, unmoved: Callable[..., Metrics], k
 
 @pytest.mark.parametrize(
     ("key", "value"),
-    [("optim.micro_batch_size", 2), ("resources.roles.fused.cpus", 9.0), ("eval.seed", 5)],
+    [
+        ("optim.micro_batch_size", 2),
+        ("optim.micro_batch_tokens", 30),
+        ("resources.roles.fused.cpus", 9.0),
+        ("eval.seed", 5),
+    ],
 )
 def test_how_it_is_computed_changes_nothing(zoo: Zoo, key: str, value: Any) -> None:
     # One optimiser step: later ones start from weights that differ in their last bits, which Adam amplifies.

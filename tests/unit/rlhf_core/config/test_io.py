@@ -183,7 +183,9 @@ def test_a_number_is_read_leniently_but_never_cut() -> None:
     assert apply(TrialConfig(), {"ppo.epochs": 2.0}).ppo.epochs == 2
     assert isinstance(apply(TrialConfig(), {"ppo.epochs": 2.0}).ppo.epochs, int)
     assert apply(TrialConfig(), {"ppo.gamma": 1}).ppo.gamma == 1.0
-    assert apply(TrialConfig(), {"ppo.whiten_advantages": False}).ppo.whiten_advantages is False
+    assert apply(
+        TrialConfig(), {"ppo.filter_groups": True, "rollout.samples_per_prompt": 2}
+    ).ppo.filter_groups
     with pytest.raises(ConfigError, match=r"ppo\.epochs must be a valid integer"):
         apply(TrialConfig(), {"ppo.epochs": 2.5})
 

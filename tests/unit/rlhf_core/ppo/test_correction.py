@@ -63,9 +63,13 @@ def test_stats_by_hand() -> None:
     )
 
 
-def test_bounds_are_part_of_the_band() -> None:
-    out = correct("icepop", OLD_BT, ROLLOUT_BT, MASK_BT, low=0.25 - 1e-12, high=4.0 + 1e-12)
-    assert torch.equal(out.kept_BT, MASK_BT)
+@pytest.mark.parametrize("kind", ["icepop", "sequence_mask"])
+def test_bounds_are_part_of_the_band(kind: str) -> None:
+    # A ratio of exactly 1 is kept by bands that begin or end there.
+    for band in ({"low": 1.0, "high": 2.0}, {"low": 0.5, "high": 1.0}):
+        out = correct(kind, ROLLOUT_BT, ROLLOUT_BT, MASK_BT, **band)
+        assert torch.equal(out.kept_BT, MASK_BT)
+    assert not correct(kind, ROLLOUT_BT, ROLLOUT_BT, MASK_BT, high=0.999).kept_BT.any()
 
 
 def test_far_ratios_stay_finite_and_no_gradient_flows() -> None:

@@ -56,6 +56,15 @@ def test_old_logprobs_weigh_the_gradient_and_not_the_value() -> None:
     assert gradient_BT[0].tolist() == pytest.approx([1.5 * LOG2, -2.5 * LOG2, 0.0])
 
 
+@pytest.mark.parametrize("gradient", ["pathwise", "straight_through"])
+def test_reference_and_old_policy_receive_no_gradient(gradient: Any) -> None:
+    logprobs_BT, ref_BT, old_BT = torch.randn(3, 1, 2).requires_grad_().unbind(0)
+    old = {} if gradient == "pathwise" else {"old_logprobs_BT": old_BT}
+    loss, _ = kl_loss(logprobs_BT, ref_BT, torch.ones(1, 2).bool(), coef=1.0, **old)
+    others = torch.autograd.grad(loss, [ref_BT, old_BT], allow_unused=True)
+    assert others == (None, None)
+
+
 def test_the_gradient_is_that_of_the_divergence() -> None:
     # Over a whole vocabulary, tokens drawn from the policy itself or from an older one.
     generator = torch.Generator().manual_seed(0)

@@ -42,6 +42,18 @@ def test_dual_clip_by_hand() -> None:
     assert "dual_clip_fraction" not in metrics
 
 
+def test_dual_clip_counts_are_added_and_stay_away_where_it_is_off() -> None:
+    mask_BT = torch.ones(1, 2, dtype=torch.bool)
+    new_BT, advantages_BT = f64([[8.0, 2.0]]).log(), f64([[-1.0, -1.0]])
+    on, off = (
+        policy_loss(new_BT, torch.zeros_like(new_BT), advantages_BT, mask_BT, dual_clip=c)[1]
+        for c in (3.0, None)
+    )
+    assert (on + on).clipped_dual == 2
+    assert (on + on).metrics()["dual_clip_fraction"] == 1 / 2
+    assert (off + off).clipped_dual is None
+
+
 def test_sequence_ratio_by_hand() -> None:
     # Log-ratios log 4, log 1: the geometric mean is 2, clipped at 1.5 where A > 0.
     ratio_BT, advantages_BT = f64([[4.0, 1.0, NAN]]), f64([[-1.0, 3.0, NAN]])
@@ -86,7 +98,7 @@ def test_log_ratio_clamp_by_hand(clamp: Any, ratios: list[float], gradients: lis
     )
     assert loss == pytest.approx((ratios[0] - ratios[1]) / 2)
     expected_BT = f64([[ratios[0] * gradients[0] / 2, -ratios[1] * gradients[1] / 2]])
-    torch.testing.assert_close(gradient_BT, expected_BT)
+    torch.testing.assert_close(gradient_BT, expected_BT, rtol=1e-9, atol=0)
 
 
 def test_weights_scale_token_losses_and_stay_constant() -> None:

@@ -12,6 +12,7 @@ from tiny_models import Zoo
 from tiny_rollouts import CONTEXT, role, rollout, trial_config
 from torch import Tensor
 
+from rlhf_core.config.trial import PPOConfig
 from rlhf_core.errors import CheckpointError, DivergedError
 from rlhf_core.models.forward import logprobs
 from rlhf_core.store import LocalStore
@@ -35,7 +36,8 @@ def _experience(zoo: Zoo, **changes: Tensor) -> Experience:
 def _settings(minibatches: list[list[int]] | None = None, **changes: Any) -> UpdateSettings:
     optim = replace(ADAM, **{k: changes.pop(k) for k in list(changes) if hasattr(ADAM, k)})
     steps = minibatches or [list(range(8))]
-    return UpdateSettings(optim, steps, **{"micro_batch_size": 8, **changes})
+    ppo = PPOConfig(**{k: changes.pop(k) for k in list(changes) if k in PPOConfig.model_fields})
+    return UpdateSettings(optim, steps, **{"micro_batch_size": 8, "ppo": ppo, **changes})
 
 
 def _weights(trained: Any) -> Tensor:
@@ -99,7 +101,7 @@ def test_the_micro_batch_size_changes_nothing(zoo: Zoo, name: str, size: int) ->
     for width in (8, size):
         trained = role(name, trial_config(zoo))
         settings = _settings(
-            steps, micro_batch_size=width, eps=1e-2, entropy_coef=0.01, value_clip=0.2
+            steps, micro_batch_size=width, eps=1e-2, entropy_coef=0.01, value_clip_range=0.2
         )
         metrics = trained.update(CONTEXT, experience, settings)
         results.append((_weights(trained), metrics))
