@@ -7,9 +7,12 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor, nn
 
-from rlhf_core.ppo.logprobs import entropy, token_logprobs
+from rlhf_core.ppo.logprobs import token_logprobs_and_entropy
 from rlhf_core.ppo.minibatches import micro_batches as by_length
 from rlhf_core.types import Rollout
+
+# Models whose logits are the output head on the trunk's last hidden state, and nothing else.
+PLAIN_HEADS = ("LlamaForCausalLM", "Qwen2ForCausalLM", "GPT2LMHeadModel", "MistralForCausalLM")
 
 
 def micro_batches(rows: Sequence[int], size: int) -> Iterator[list[int]]:
@@ -46,23 +49,44 @@ def response_tokens(rollout: Rollout) -> Tensor:
     return rollout.tokens_BL.gather(1, response_positions(rollout) + 1)
 
 
-def policy_logits(model: nn.Module, rollout: Rollout) -> Tensor:
-    """Logits that predict each response token, [B, T, V]; the prompt's own are never computed."""
-    positions_BT = response_positions(rollout)
+def token_logits(model: nn.Module, rollout: Rollout) -> Tensor:
+    """Logits that predict each response token, [N, V] for the N tokens of the mask in row order.
+
+    Neither the prompt's logits nor those of padding are computed, nor is a tensor of B x T x V made.
+    """
+    positions_BT, mask_BT = response_positions(rollout), rollout.response_mask_BT
+    if type(model).__name__ in PLAIN_HEADS:
+        hidden_BLH = model.base_model(
+            input_ids=rollout.tokens_BL, use_cache=False
+        ).last_hidden_state  # type: ignore[operator]
+        rows_BT = torch.arange(rollout.size, device=mask_BT.device).unsqueeze(1).expand_as(mask_BT)
+        logits_NV: Tensor = model.lm_head(hidden_BLH[rows_BT[mask_BT], positions_BT[mask_BT]])  # type: ignore[operator]
+        return logits_NV
     first, last = int(positions_BT.min()), int(positions_BT.max())
     window = torch.arange(first, last + 1, device=positions_BT.device)
     logits_BWV = model(input_ids=rollout.tokens_BL, use_cache=False, logits_to_keep=window).logits
-    index = (positions_BT - first).unsqueeze(-1).expand(-1, -1, logits_BWV.shape[-1])
-    return logits_BWV.gather(1, index)
+    rows_BT = torch.arange(rollout.size, device=mask_BT.device).unsqueeze(1).expand_as(mask_BT)
+    picked_NV: Tensor = logits_BWV[rows_BT[mask_BT], positions_BT[mask_BT] - first]
+    return picked_NV
 
 
-def logprobs(model: nn.Module, rollout: Rollout, temperature: float) -> tuple[Tensor, Tensor]:
+def logprobs(
+    model: nn.Module, rollout: Rollout, temperature: float, *, entropy_gradient: bool = False
+) -> tuple[Tensor, Tensor]:
     """Log-probabilities and entropies of response tokens, each float32 [B, T], 0 outside the mask."""
-    logits_BTV = policy_logits(model, rollout)
     mask_BT = rollout.response_mask_BT
-    logprobs_BT = token_logprobs(logits_BTV, response_tokens(rollout), temperature=temperature)
-    entropy_BT = entropy(logits_BTV, temperature=temperature)
-    return logprobs_BT.masked_fill(~mask_BT, 0.0), entropy_BT.masked_fill(~mask_BT, 0.0)
+    logprobs_1N, entropy_1N = token_logprobs_and_entropy(
+        token_logits(model, rollout).unsqueeze(0),
+        response_tokens(rollout)[mask_BT].unsqueeze(0),
+        temperature=temperature,
+        entropy_gradient=entropy_gradient,
+    )
+    return _spread(logprobs_1N[0], mask_BT), _spread(entropy_1N[0], mask_BT)
+
+
+def _spread(values_N: Tensor, mask_BT: Tensor) -> Tensor:
+    """Values of the mask's tokens back in their places, [B, T]."""
+    return values_N.new_zeros(mask_BT.shape).index_put((mask_BT,), values_N)
 
 
 def values(model: nn.Module, rollout: Rollout) -> Tensor:

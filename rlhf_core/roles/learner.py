@@ -13,12 +13,11 @@ from torch import Tensor
 from rlhf_core.assets import Assets
 from rlhf_core.config.trial import TrialConfig
 from rlhf_core.errors import DivergedError
-from rlhf_core.models.forward import logprobs, policy_logits, response_tokens
+from rlhf_core.models.forward import logprobs
 from rlhf_core.models.load import load_policy
 from rlhf_core.models.weights import Header, flatten
 from rlhf_core.ppo.aggregation import Normalizer
 from rlhf_core.ppo.correction import correct
-from rlhf_core.ppo.logprobs import token_logprobs_and_entropy
 from rlhf_core.ppo.losses import entropy_bonus, kl_loss, policy_loss
 from rlhf_core.ppo.stats import EntropyStats, KLStats, PolicyStats
 from rlhf_core.roles.rollout import ResponseSampler
@@ -70,11 +69,8 @@ class LearnerRole(Trainer):
     ) -> tuple[Tensor, tuple[PolicyStats, EntropyStats, KLStats | None]]:
         rollout, ppo = batch.rollout, settings.ppo
         mask_BT = rollout.response_mask_BT
-        logprobs_BT, entropy_BT = token_logprobs_and_entropy(
-            policy_logits(self.model, rollout),
-            response_tokens(rollout),
-            temperature=settings.temperature,
-            entropy_gradient=ppo.entropy_coef != 0,
+        logprobs_BT, entropy_BT = logprobs(
+            self.model, rollout, settings.temperature, entropy_gradient=ppo.entropy_coef != 0
         )
         old_BT = batch.old_logprobs_BT
         form: dict[str, Any] = {

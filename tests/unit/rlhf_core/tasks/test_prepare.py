@@ -66,6 +66,7 @@ def test_the_folder_keeps_the_contract(made: TaskFolder) -> None:
     assert len({prompt for prompts in splits for prompt in prompts}) == sum(map(len, splits))
     assert not [path for path in made.path.iterdir() if path.name.startswith(".")]
     assert set(made.metrics) >= {"reward_pair_accuracy", "heldout_pair_accuracy"}
+    assert 200 < made.metrics["texts"] <= 300
 
 
 def test_models_load_as_ordinary_hugging_face_folders(made: TaskFolder) -> None:
@@ -106,6 +107,22 @@ def test_the_same_recipe_is_reused_and_another_refused(data: Path, made: TaskFol
     assert (again, calls) == (made, [])
     with pytest.raises(ConfigError, match=r"made with other settings \(seed\)"):
         prepare(data, made.path, replace(QUICK, seed=1))
+
+
+def test_a_second_process_on_the_same_folder_is_refused_in_one_line(
+    data: Path, tmp_path: Path
+) -> None:
+    refused: list[str] = []
+
+    def try_as_well(*_: object) -> None:
+        if not refused:
+            with pytest.raises(ConfigError) as caught:
+                prepare(data, tmp_path / "task", QUICK)
+            refused.append(str(caught.value))
+
+    prepare(data, tmp_path / "task", QUICK, progress=try_as_well)
+    assert "but another is at it; wait for it, or give another folder" in refused[0]
+    assert [path.name for path in tmp_path.iterdir()] == ["task"]
 
 
 def test_a_folder_with_other_files_is_refused(data: Path, tmp_path: Path) -> None:

@@ -108,3 +108,14 @@ def test_missing_files_and_folders(tmp_path: Path) -> None:
 def test_too_few_rows_say_how_many(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"at least 50 rows .* there are 3"):
         read_ratings(write(tmp_path, ".csv"), minimum=50)
+
+
+def test_a_missing_column_names_the_options_that_name_columns(tmp_path: Path) -> None:
+    file = tmp_path / "rated.csv"
+    for header in ("review,rating", "texts,rating"):
+        file.write_text(f"{header}\ngood,5\nbad,1\n")
+        with pytest.raises(ConfigError) as caught:
+            read_ratings(file)
+        line = str(caught.value)
+        assert line.endswith("with --text-column and --rating-column.")
+        assert "; name the columns" in line
