@@ -218,7 +218,7 @@ class UpdateSettings:
     micro_batch_size: int
     micro_batch_tokens: int | None = None
     temperature: float = 1.0
-    ppo: PPOConfig = PPOConfig()
+    ppo: PPOConfig = field(default_factory=PPOConfig)
     constant_length: int = 1
     kl_coef: float = 0.0
 
