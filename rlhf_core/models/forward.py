@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor, nn
 
-from rlhf_core.ppo.logprobs import token_logprobs_and_entropy
+from rlhf_core.ppo.logprobs import token_logprobs, token_logprobs_and_entropy
 from rlhf_core.ppo.minibatches import micro_batches as by_length
 from rlhf_core.types import Rollout
 
@@ -70,7 +70,15 @@ def token_logits(model: nn.Module, rollout: Rollout) -> Tensor:
     return picked_NV
 
 
-def logprobs(
+def logprobs(model: nn.Module, rollout: Rollout, temperature: float) -> Tensor:
+    """Log-probabilities of response tokens, float32 [B, T], 0 outside the mask."""
+    mask_BT = rollout.response_mask_BT
+    logits_1NV = token_logits(model, rollout).unsqueeze(0)
+    tokens_1N = response_tokens(rollout)[mask_BT].unsqueeze(0)
+    return _spread(token_logprobs(logits_1NV, tokens_1N, temperature=temperature)[0], mask_BT)
+
+
+def logprobs_and_entropy(
     model: nn.Module, rollout: Rollout, temperature: float, *, entropy_gradient: bool = False
 ) -> tuple[Tensor, Tensor]:
     """Log-probabilities and entropies of response tokens, each float32 [B, T], 0 outside the mask."""

@@ -13,7 +13,7 @@ from torch import Tensor
 from rlhf_core.assets import Assets
 from rlhf_core.config.trial import TrialConfig
 from rlhf_core.errors import DivergedError
-from rlhf_core.models.forward import logprobs
+from rlhf_core.models.forward import logprobs, logprobs_and_entropy
 from rlhf_core.models.load import load_policy
 from rlhf_core.models.weights import Header, flatten
 from rlhf_core.ppo.aggregation import Normalizer
@@ -69,7 +69,7 @@ class LearnerRole(Trainer):
     ) -> tuple[Tensor, tuple[PolicyStats, EntropyStats, KLStats | None]]:
         rollout, ppo = batch.rollout, settings.ppo
         mask_BT = rollout.response_mask_BT
-        logprobs_BT, entropy_BT = logprobs(
+        logprobs_BT, entropy_BT = logprobs_and_entropy(
             self.model, rollout, settings.temperature, entropy_gradient=ppo.entropy_coef != 0
         )
         old_BT = batch.old_logprobs_BT
@@ -124,7 +124,7 @@ class LearnerRole(Trainer):
         old_BT = torch.zeros_like(rollout.logprobs_BT)
         for rows in self.parts(rollout, range(rollout.size), settings):
             part = rollout.select(rows).to(self.device)
-            part_BT, _ = logprobs(self.model, part, settings.temperature)
+            part_BT = logprobs(self.model, part, settings.temperature)
             old_BT[rows, : part_BT.shape[1]] = part_BT.cpu()
         made = correct(
             wanted.kind,

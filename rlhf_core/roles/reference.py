@@ -27,7 +27,7 @@ class ReferenceRole:
         out_BT = torch.zeros_like(rollout.logprobs_BT)
         for rows in micro_batches(range(rollout.size), self.micro_batch_size):
             part = rollout.select(rows).to(self.device)
-            part_BT, _ = logprobs(self.model, part, temperature)
+            part_BT = logprobs(self.model, part, temperature)
             out_BT[rows, : part_BT.shape[1]] = part_BT.cpu()
         if not bool(torch.isfinite(out_BT).all()):
             raise DivergedError("reference", "logprobs")

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from rlhf_core.models.forward import (
     logprobs,
+    logprobs_and_entropy,
     micro_batches,
     response_tokens,
     token_logits,
@@ -45,7 +46,8 @@ def test_logprobs_and_entropy_equal_a_plain_forward(
     batch, _ = rollout(config)
     model = load_policy(zoo.policies[family], "float32", CPU)
     expected, entropies = _plain(model, batch, temperature)
-    got, entropy_BT = logprobs(model, batch, temperature)
+    got, entropy_BT = logprobs_and_entropy(model, batch, temperature)
+    assert torch.equal(got, logprobs(model, batch, temperature))
     torch.testing.assert_close(got, expected, atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(entropy_BT, entropies, atol=1e-5, rtol=1e-5)
     assert (got[~batch.response_mask_BT] == 0).all()
@@ -58,10 +60,10 @@ def test_logprobs_and_entropy_equal_a_plain_forward(
 def test_rows_do_not_depend_on_their_batch(zoo: Zoo, family: str) -> None:
     batch, _ = rollout(trial_config(zoo, family))
     model = load_policy(zoo.policies[family], "float32", CPU)
-    whole, _ = logprobs(model, batch, 1.0)
+    whole = logprobs(model, batch, 1.0)
     for row in range(batch.size):
         alone = batch.select([row])
-        part, _ = logprobs(model, alone, 1.0)
+        part = logprobs(model, alone, 1.0)
         assert alone.tokens_BL.shape[1] == int(batch.lengths_B[row])
         torch.testing.assert_close(part[0], whole[row, : part.shape[1]], atol=1e-5, rtol=1e-5)
 

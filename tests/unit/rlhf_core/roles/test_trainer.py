@@ -50,7 +50,7 @@ def test_the_learner_makes_good_tokens_likelier(zoo: Zoo) -> None:
     mask_BT, adv_BT = experience.rollout.response_mask_BT, experience.advantages_BT
     metrics = learner.update(CONTEXT, experience, _settings([list(range(8))] * 3))
     with torch.no_grad():
-        after_BT, _ = logprobs(learner.model, experience.rollout, 1.0)
+        after_BT = logprobs(learner.model, experience.rollout, 1.0)
     change_BT = (after_BT - experience.rollout.logprobs_BT)[mask_BT]
     assert float((change_BT * adv_BT[mask_BT]).mean()) > 1e-3
     assert metrics["policy/grad_norm"] > 0
