@@ -3,6 +3,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+DEMO := runs/quickstart
 # Further arguments of `pip install torch`, e.g. where the CPU builds of PyTorch are to be found.
 TORCH_ARGS ?=
 export TOKENIZERS_PARALLELISM := false
@@ -23,7 +24,13 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	@touch $@
 
 demo: setup
-	$(BIN)/rlhf-sweep run quickstart --out runs/quickstart
+	@if test -e $(DEMO)/best.yaml; then \
+		echo "$(DEMO) is there already: this is what it holds; remove it to run the demo again"; \
+		$(BIN)/rlhf-sweep status $(DEMO) && $(BIN)/rlhf-sweep best $(DEMO); \
+	else \
+		echo $(BIN)/rlhf-sweep run quickstart --out $(DEMO); \
+		$(BIN)/rlhf-sweep run quickstart --out $(DEMO); \
+	fi
 
 test: setup
 	$(BIN)/python -m pytest

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from analysis.leaderboard import leaderboard, why_not
+from analysis.eligible import why_not
+from analysis.leaderboard import leaderboard
 from analysis.load import Sweep
 from analysis.names import number
 from rlhf_core.errors import ConfigError, nearest

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from analysis.eligible import none_eligible, why_not
 from analysis.load import Sweep
 from analysis.names import DASH, number, shorten
 from rlhf_core.errors import ConfigError
@@ -16,39 +16,7 @@ if TYPE_CHECKING:
 
 WIDTH = 100
 _REASON_WIDTH = 24
-
-
-def why_not(sweep: Sweep) -> pd.Series[Any]:
-    """Why each trial may not be chosen, by trial id; "" for the eligible ones.
-
-    Eligible is a trial that completed, has a finite objective, and whose final metrics satisfy
-    every constraint.
-
-    Raises:
-        ConfigError: A constraint in ``sweep.json`` cannot be read.
-    """
-    import pandas as pd
-
-    trials, constraints = sweep.trials, sweep.constraints
-    reasons = []
-    for row in trials.to_dict("records"):
-        outcome = row["outcome"]
-        broken = [c for c in constraints if not c.holds(row.get(f"final.{c.metric}", float("nan")))]
-        if outcome != "completed":
-            reasons.append(_unfinished(row["state"]) if pd.isna(outcome) else str(outcome))
-        elif row["value"] != row["value"]:
-            reasons.append(f"no finite {sweep.metric}")
-        else:
-            reasons.append(
-                "; ".join(c.broken_by(row.get(f"final.{c.metric}", float("nan"))) for c in broken)
-            )
-    return pd.Series(reasons, index=trials.index, dtype="str", name="why_not")
-
-
-def _unfinished(state: str) -> str:
-    if state == "interrupted":
-        return "interrupted"
-    return "still running" if state == "started" else f"still {state}"
+_MOST_REASONS = 3
 
 
 def leaderboard(sweep: Sweep, top: int | None = None) -> pd.DataFrame:
@@ -96,31 +64,14 @@ def best(sweep: Sweep) -> str:
     """Id of the best eligible trial.
 
     Raises:
-        ConfigError: No trial is eligible; the one line counts the reasons.
+        ConfigError: No trial is eligible; the one line counts the reasons and says what to do.
     """
     board = leaderboard(sweep, top=1)
     if len(board) and board["why_not"].iloc[0] == "":
         return str(board["trial"].iloc[0])
-    reasons = why_not(sweep)
-    if not len(reasons):
+    if not len(board):
         raise ConfigError(f"no eligible trial: {sweep.path} holds no trials yet; run the sweep")
-    counts = Counter(_kind(reason) for reason in reasons)
-    words = ", ".join(f"{count} {reason}" for reason, count in counts.most_common())
-    raise ConfigError(
-        f"no eligible trial among {len(reasons)}: {words}; "
-        "raise the budget, widen the space or loosen the constraints"
-    )
-
-
-def _kind(reason: str) -> str:
-    """The reason without its measured value, so that equal ones add up."""
-    broken = [part for part in reason.split("; ") if ", needs " in part]
-    return " and ".join(f"break {_rule(part)}" for part in broken) if broken else reason
-
-
-def _rule(part: str) -> str:
-    metric, needs = part.split(" ", 1)[0], part.split(", needs ", 1)[1]
-    return f"{metric} {needs}"
+    raise ConfigError(none_eligible(sweep))
 
 
 def _first(trials: pd.DataFrame, *columns: str) -> Any:
@@ -142,44 +93,89 @@ def render_leaderboard(sweep: Sweep, top: int | None = 20) -> Table:
         ConfigError: As ``leaderboard``.
     """
     from rich import box
+    from rich.markup import escape
     from rich.table import Table
 
     board, objective = leaderboard(sweep, top), sweep.objective
     columns = _fixed_columns(board)
     params = [c for c in board.columns if c.startswith("params.")]
-    told = _told_reasons(board)
+    told = _broken_rules(board)
     taken = min(_width(told), _REASON_WIDTH + 2) if told else 0
-    shown = _fitting(board, params, WIDTH - sum(map(_width, columns)) - taken)
-    left = len(params) - len(shown)
+    room = WIDTH - sum(map(_width, columns))
+    shown = _fitting(board, params, room - taken)
+    left = [key for key in params if key not in shown]
+    caption = _caption(board, left, params)
     table = Table(
         box=box.SIMPLE_HEAD,
         pad_edge=False,
         padding=(0, 1, 0, 0),
         title=f"{sweep.name}: {objective.direction} {objective.metric}",
         title_justify="left",
-        caption=f"{left} more parameters in leaderboard.csv" if left else None,
+        caption=escape(caption) if caption else None,
         caption_justify="left",
     )
-    columns += shown
+    columns += shown.values()
     if told:
         columns.append(told)
+    reason_width = room - sum(map(_width, shown.values())) - 2
     for column in columns:
-        _add(table, column)
+        _add(table, column, reason_width)
     for cells in zip(*(c.cells for c in columns), strict=True):
         table.add_row(*cells, style=None if cells[0] != DASH else "dim")
     return table
 
 
-def _fitting(board: pd.DataFrame, params: Sequence[str], room: int) -> list[_Text]:
-    """The parameters, in the order of the space, that find a place in so many columns of text."""
+def _caption(board: pd.DataFrame, left: Sequence[str], params: Sequence[str]) -> str | None:
+    """The parameters that are not shown, and the ledger's reasons of the first ineligible trials."""
+    lines = []
+    if left:
+        short = shorten(params)
+        names = ", ".join(short[key] for key in left)
+        lines.append(
+            f"{len(left)} more parameter{'s' * (len(left) > 1)} in leaderboard.csv: {names}"
+        )
+    told = board[board["why_not"].str.contains(": ", regex=False)]
+    groups = [(list(t), str(why)) for why, t in told.groupby("why_not", sort=False)["trial"]]
+    for trials, why in groups[:_MOST_REASONS]:
+        lines.append(f"{', '.join(trials[:3])}{', ...' if len(trials) > 3 else ''} {why}")
+    if len(groups) > _MOST_REASONS:
+        lines.append("further reasons in leaderboard.csv")
+    return "\n".join(lines) or None
+
+
+def _fitting(board: pd.DataFrame, params: Sequence[str], room: int) -> dict[str, _Text]:
+    """The parameters that find a place in so many columns of text, in the order of the space.
+
+    Those that go with the objective come first.
+    """
     short = shorten(params)
-    shown = []
-    for key in params:
-        column = _Text(short[key], [number(v) for v in _objects(board[key])])
-        if _width(column) <= room:
-            room -= _width(column)
-            shown.append(column)
-    return shown
+    made = {key: _Text(short[key], [number(v) for v in _objects(board[key])]) for key in params}
+    chosen = []
+    strength = {key: _strength(board[key], board["value"]) for key in params}
+    for key in sorted(params, key=lambda key: -strength[key]):
+        if _width(made[key]) <= room:
+            room -= _width(made[key])
+            chosen.append(key)
+    return {key: made[key] for key in params if key in chosen}
+
+
+def _strength(values: Any, objective: Any) -> float:
+    """How far the objective goes with a parameter, from 0 to 1; -1 for one that did not vary.
+
+    The rank correlation of numbers; of names the share of the ranks' spread that lies between them.
+    """
+    import pandas as pd
+
+    both = pd.DataFrame({"value": values.array, "rank": objective.rank().array}).dropna()
+    if both["value"].nunique() < 2:
+        return -1.0
+    if both["rank"].nunique() < 2:
+        return 0.0
+    plain = pd.api.types.is_numeric_dtype(both["value"])
+    if plain and not pd.api.types.is_bool_dtype(both["value"]):
+        return abs(float(both["value"].astype("float64").rank().corr(both["rank"])))
+    middles = both.groupby("value", observed=True)["rank"].transform("mean")
+    return float(middles.std() / both["rank"].std())
 
 
 class _Text:
@@ -207,10 +203,11 @@ def _fixed_columns(board: pd.DataFrame) -> list[_Text]:
     return [c for c in columns if c.title not in ("KL", "GPU s") or set(c.cells) - {DASH}]
 
 
-def _told_reasons(board: pd.DataFrame) -> _Text | None:
-    """The reasons that the column of outcomes does not already give."""
-    outcomes = board["outcome"].astype("object")
-    told = board["why_not"].where(board["why_not"] != outcomes, "")
+def _broken_rules(board: pd.DataFrame) -> _Text | None:
+    """Why trials that completed are not eligible; the others have an outcome that says so."""
+    told = board["why_not"].where(
+        board["outcome"].isin(["completed"]) | board["outcome"].isna(), ""
+    )
     return _Text("why not", list(told)) if told.ne("").any() else None
 
 
@@ -224,12 +221,12 @@ def _width(column: _Text) -> int:
     return max(map(len, [column.title, *column.cells])) + 2
 
 
-def _add(table: Table, column: _Text) -> None:
+def _add(table: Table, column: _Text, reason_width: int) -> None:
     left = column.title in ("trial", "outcome", "why not")
     table.add_column(
         column.title,
         justify="left" if left else "right",
         no_wrap=True,
         overflow="ellipsis",
-        max_width=_REASON_WIDTH if column.title == "why not" else None,
+        max_width=reason_width if column.title == "why not" else None,
     )

@@ -11,17 +11,19 @@ DASH = "-"
 
 
 def shorten(keys: Iterable[str]) -> dict[str, str]:
-    """The last parts of each dotted key that tell it from the others.
+    """The last parts of each dotted key that tell it from the others and say what it is.
+
+    A last part of one word (``coef``, ``interval``) says too little without its group.
 
     Example:
-        >>> shorten(["ppo.kl.coef", "optim.policy.lr", "optim.critic.lr"])
-        {'ppo.kl.coef': 'coef', 'optim.policy.lr': 'policy.lr', 'optim.critic.lr': 'critic.lr'}
+        >>> shorten(["ppo.kl.coef", "optim.policy.lr", "ppo.clip_range_low"])
+        {'ppo.kl.coef': 'kl.coef', 'optim.policy.lr': 'policy.lr', 'ppo.clip_range_low': 'clip_range_low'}
     """
     parts = {key: key.split(".") for key in keys}
     short = {}
     for key, own in parts.items():
         others = [other for name, other in parts.items() if name != key]
-        length = 1
+        length = 1 if "_" in own[-1] else min(2, len(own))
         while length < len(own) and any(own[-length:] == other[-length:] for other in others):
             length += 1
         short[key] = ".".join(own[-length:])

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 _FAULTS = ("failed", "lost", "infeasible", "diverged")
 _BUSY = ("duration.placement", "duration.start", "duration.run", "duration.stop")
+_UNDER_WAY = ("queued", "placed", "started", "retried")
 _MOST_LINES = 8
 _WORDS = {"started": "running"}
 
@@ -30,13 +31,14 @@ def status(sweep: Sweep, now: float | None = None) -> dict[str, Any]:
     Returns:
         Plain data. ``name``, ``asked``, ``ended``, ``finished`` (bool), ``states`` and ``outcomes``
         (name: count), ``elapsed`` and ``idle`` (seconds since the first ledger line, and since the
-        last sign of life), ``left`` (estimated seconds, None where nothing can be said),
-        ``running`` (list of ``trial, iteration, elapsed, value``), ``best`` (``trial, value``, or
-        None), ``failures`` (list of ``outcome, reason, count, trials``, most frequent first),
-        ``warnings``.
+        last sign of life; ``elapsed`` ends with the last ledger line where no trial is under way),
+        ``left`` (estimated seconds, None where nothing can be said), ``running`` (list of
+        ``trial, iteration, elapsed, value``), ``best`` (``trial, value``, or None), ``failures``
+        (list of ``outcome, reason, count, trials``, most frequent first), ``warnings``.
     """
     trials = sweep.trials
     first, last = _span(sweep)
+    over = not trials["state"].isin(_UNDER_WAY).any()
     clock = last if now is None else now
     running = _running(sweep, clock)
     ended = int((trials["state"] == "ended").sum())
@@ -48,7 +50,7 @@ def status(sweep: Sweep, now: float | None = None) -> dict[str, Any]:
         "finished": ended >= sweep.asked,
         "states": _counts(trials["state"]),
         "outcomes": _counts(trials["outcome"]),
-        "elapsed": _difference(clock, first),
+        "elapsed": _difference(_last_line(sweep) if over else clock, first),
         "idle": _difference(clock, last),
         "left": _left(sweep, running),
         "running": running,
@@ -64,6 +66,11 @@ def _span(sweep: Sweep) -> tuple[float | None, float | None]:
     first = float(times.min()) if len(times) else None
     seen = [float(t.max()) for t in (times, reports) if len(t)]
     return first, max(seen, default=None)
+
+
+def _last_line(sweep: Sweep) -> float | None:
+    times = sweep.events["time"].dropna()
+    return float(times.max()) if len(times) else None
 
 
 def _difference(later: float | None, earlier: float | None) -> float | None:

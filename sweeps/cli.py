@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from rlhf_core.errors import ConfigError, nearest
+from rlhf_core.errors import ConfigError, RlhfError, nearest
 
 MODULES = ("run", "train", "results", "prepare", "plan", "doctor", "schema")
 
@@ -22,6 +22,20 @@ class _Parser(argparse.ArgumentParser):
             known = [c for c in _commands(self) if c]
             message = f"no command {wrong!r}{nearest(wrong, known)}; `rlhf-sweep --help` lists them"
         self.exit(2, f"rlhf-sweep: {message}\n")
+
+
+class _Version(argparse.Action):
+    """Looks the version up when it is asked for, which takes a moment."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object, **__: object) -> None:
+        import importlib.metadata
+
+        try:
+            version = importlib.metadata.version("rlhf-sweeps")
+        except importlib.metadata.PackageNotFoundError:
+            version = "(not installed)"
+        print(f"rlhf-sweep {version}")
+        parser.exit()
 
 
 def _commands(parser: argparse.ArgumentParser) -> list[str]:
@@ -41,6 +55,7 @@ def build_parser() -> argparse.ArgumentParser:
         prog="rlhf-sweep",
         description="Hyperparameter sweeps for multi-role PPO-RLHF on Ray Tune.",
     )
+    parser.add_argument("--version", action=_Version, nargs=0, help="show the version and exit")
     subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for module in MODULES:
         importlib.import_module(f"sweeps.commands.{module}").register(subparsers)
@@ -59,6 +74,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         for line in error.problems:
             print(line, file=sys.stderr)
         return 2
+    except RlhfError as error:
+        print(error, file=sys.stderr)
+        return 1
     except BrokenPipeError:
         # `rlhf-sweep status DIR | head` closed the pipe; nobody is left to tell.
         sys.stderr.close()

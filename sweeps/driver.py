@@ -14,6 +14,7 @@ from typing import Any
 
 from rlhf_core.errors import ConfigError
 from rlhf_core.runtime.placement import Node, shortfall
+from sweeps.decide.failures import SameFailure
 from sweeps.decide.guards import Guards
 from sweeps.decide.stopping import Asha, MedianStopping, NoStopping, Stopping
 from sweeps.load import Loaded
@@ -40,6 +41,11 @@ class TrialRecord:
     retries: int = 0
     times: dict[str, float] = field(default_factory=dict)
     durations: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def began(self) -> float | None:
+        """When its processes were placed, in seconds since the epoch."""
+        return self.times.get("placed")
 
     @property
     def ended(self) -> bool:
@@ -71,7 +77,9 @@ class SweepDriver:
         self.interrupted = False
         self.started = time.time()
         self.problems: list[str] = []
+        self.given_up: str | None = None
         self._stopping = _stopping(loaded)
+        self._same = SameFailure()
         guards = loaded.config.guards
         self._guards = Guards(guards.max_kl, guards.patience)
         self._lock = threading.RLock()
@@ -87,7 +95,8 @@ class SweepDriver:
         """Whether no further trial is to start."""
         minutes = self.loaded.config.budget.minutes
         over = minutes is not None and time.time() - self.started > 60 * minutes
-        return self.interrupted or over or len(self.records) >= self.loaded.config.search.trials
+        handed_out = len(self.records) >= self.loaded.config.search.trials
+        return self.interrupted or over or handed_out or self.given_up is not None
 
     def next_trial(self) -> TrialRecord | None:
         """A trial to run now, or None: wait for a running one. Infeasible ones are recorded and passed over."""
@@ -189,6 +198,8 @@ class SweepDriver:
             record.times["ended"] = time.time()
             self._change(record, State.ENDED)
             self.study.tell(record.number, record.outcome, record.value, record.finals)
+            found = self._same.decide(record.outcome is Outcome.FAILED, record.reason)
+            self.given_up = self.given_up or found
 
     def interrupt(self) -> None:
         """The sweep was stopped: what still ran is recorded as interrupted."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from statistics import fmean
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -10,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from sweeps.driver import SweepDriver, TrialRecord
-from sweeps.outcomes import Outcome
+from sweeps.outcomes import Outcome, State
 
 SHOWN = 12
 
@@ -48,19 +49,16 @@ class LiveView:
         if self.console.is_terminal:
             self._live.update(Group(trials_table(driver, self.iterations), self.headline(driver)))
         else:
-            self.console.print(self.headline(driver))
+            self.console.print(self.headline(driver), soft_wrap=True)
 
     def headline(self, driver: SweepDriver) -> Text:
         """One line: how far, how fast, how long yet, the best so far."""
-        records = list(driver.records.values())
-        done = sum(record.ended for record in records)
-        total = driver.loaded.config.search.trials
-        parts = [f"{done}/{total} trials done, {len(driver.live)} running"]
+        parts = [_counts(driver)]
         speed = sum(r.finals.get("rollout/tokens_per_second", 0.0) for r in driver.live)
         if speed:
             parts.append(f"sampling {speed:,.0f} tokens/s")
         elapsed = time.time() - driver.started
-        left = time_left(driver, self.iterations, elapsed)
+        left = time_left(driver, self.iterations, time.time())
         parts.append(f"{clock(elapsed)} gone" + (f", about {clock(left)} left" if left else ""))
         best = best_record(driver)
         if best is not None:
@@ -81,14 +79,46 @@ def best_record(driver: SweepDriver) -> TrialRecord | None:
     return max(candidates, key=lambda r: sign * (r.value or 0.0), default=None)
 
 
-def time_left(driver: SweepDriver, iterations: int | None, elapsed: float) -> float | None:
-    """Seconds to the end at the speed so far, or None while that is unknown."""
-    if iterations is None:
-        return None
+def _counts(driver: SweepDriver) -> str:
     records = list(driver.records.values())
-    done = sum(1.0 if r.ended else min(1.0, r.iteration / iterations) for r in records)
+    done = sum(record.state is State.ENDED for record in records)
+    cut = sum(record.state is State.INTERRUPTED for record in records)
+    text = f"{done}/{driver.loaded.config.search.trials} trials done"
+    text += f", {cut} interrupted" if cut else ""
+    return text + (f", {len(driver.live)} running" if driver.live or not cut else "")
+
+
+def time_left(driver: SweepDriver, iterations: int | None, now: float) -> float | None:
+    """Seconds to the end, or None before a trial has run whole, or nearly half of it.
+
+    What is left takes as long as the trials so far did, at the width at which they run.
+    """
+    typical = _typical(driver, iterations, now)
+    if typical is None:
+        return None
+    live = driver.live
+    rest = [max(0.0, typical - (now - (r.began or now))) for r in live]
     total = driver.loaded.config.search.trials
-    return elapsed / done * (total - done) if done > 0.2 else None
+    waiting = 0 if driver.exhausted else total - len(driver.records)
+    width = max(1, min(driver.max_concurrent, len(live) + waiting))
+    return max([(sum(rest) + waiting * typical) / width, *rest])
+
+
+def _typical(driver: SweepDriver, iterations: int | None, now: float) -> float | None:
+    """Mean seconds of the trials that ended well; before that, of running ones past half their length."""
+    records = [r for r in driver.records.values() if r.began is not None]
+    whole = [
+        r.times["ended"] - r.times["placed"]
+        for r in records
+        if r.outcome in (Outcome.COMPLETED, Outcome.STOPPED) and "ended" in r.times
+    ]
+    partly = [
+        (now - r.times["placed"]) * iterations / r.iteration
+        for r in records
+        if iterations and not r.ended and r.iteration >= iterations / 2
+    ]
+    found = whole or partly
+    return fmean(found) if found else None
 
 
 def clock(seconds: float) -> str:

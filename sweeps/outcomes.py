@@ -1,10 +1,8 @@
-"""How a trial ends, and what the searcher is told about it."""
+"""How a trial ends, and the states it goes through."""
 
 from __future__ import annotations
 
 from enum import StrEnum
-
-from optuna.trial import TrialState
 
 
 class Outcome(StrEnum):
@@ -27,15 +25,3 @@ class State(StrEnum):
     RETRIED = "retried"
     INTERRUPTED = "interrupted"
     ENDED = "ended"
-
-
-# Optuna state and whether a constraint counts as violated, for TPE, random and QMC. They avoid a violated region,
-# which a failed trial does not mark.
-TELL: dict[Outcome, tuple[TrialState, bool]] = {
-    Outcome.COMPLETED: (TrialState.COMPLETE, False),
-    Outcome.STOPPED: (TrialState.PRUNED, False),
-    Outcome.DIVERGED: (TrialState.PRUNED, True),
-    Outcome.INFEASIBLE: (TrialState.PRUNED, True),
-    Outcome.FAILED: (TrialState.FAIL, False),
-    Outcome.LOST: (TrialState.FAIL, False),
-}

@@ -42,12 +42,14 @@ class SweepPlan:
     Attributes:
         shapes: Every placement found at the corners of the space.
         max_concurrent: Trials that will run at the same time.
+        limit: Why no more of them, in words.
         trials: Trials asked for.
         iterations: Budget of a trial, or None where the program has none.
     """
 
     shapes: tuple[Shape, ...]
     max_concurrent: int
+    limit: str
     trials: int
     iterations: int | None
 
@@ -60,9 +62,11 @@ class SweepPlan:
 def plan_sweep(loaded: Loaded, nodes: Sequence[Node]) -> SweepPlan:
     """Plans against the given nodes."""
     shapes = tuple(_shapes(loaded, nodes))
+    at_once, limit = _concurrency(loaded, shapes)
     return SweepPlan(
         shapes=shapes,
-        max_concurrent=_concurrency(loaded, shapes),
+        max_concurrent=at_once,
+        limit=limit,
         trials=loaded.config.search.trials,
         iterations=loaded.program.iterations(loaded.base),
     )
@@ -78,13 +82,32 @@ def _shapes(loaded: Loaded, nodes: Sequence[Node]) -> list[Shape]:
         lack = shortfall(plan, nodes)
         at_once = 0 if lack else trials_at_once(plan, nodes)
         seen[plan] = Shape(params, plan, at_once, stranded_gpus(plan, nodes), lack)
-    return list(seen.values())
+    return sorted(seen.values(), key=_order)
 
 
-def _concurrency(loaded: Loaded, shapes: Sequence[Shape]) -> int:
-    fits = max((shape.at_once for shape in shapes), default=1)
-    asked = loaded.config.search.max_concurrent
-    if asked is None and loaded.config.cluster.rehearse is not None:
+def _order(shape: Shape) -> list[tuple[str, bool, float, str]]:
+    """Numbers by size, texts after them."""
+    return [
+        (key, False, float(value), "")
+        if isinstance(value, int | float)
+        else (key, True, 0.0, str(value))
+        for key, value in shape.params.items()
+    ]
+
+
+def _concurrency(loaded: Loaded, shapes: Sequence[Shape]) -> tuple[int, str]:
+    """How many trials run at once, and what sets that number."""
+    trials, asked = loaded.config.search.trials, loaded.config.search.max_concurrent
+    limits = [
+        (trials, "there are no more"),
+        (max((shape.at_once for shape in shapes), default=1), "the nodes hold no more"),
+    ]
+    if asked is not None:
+        limits.append((asked, f"search.max_concurrent is {asked}"))
+    elif loaded.config.cluster.rehearse is not None:
         # Logical GPUs share real cores: more processes than cores would only slow each other down.
-        asked = (os.cpu_count() or 1) // max(1, loaded.program.processes(loaded.base, {}))
-    return max(1, min(fits, loaded.config.search.trials, asked if asked is not None else fits))
+        cores, each = os.cpu_count() or 1, max(1, loaded.program.processes(loaded.base, {}))
+        reason = f"{cores} real cores compute, {each} busy for each trial (search.max_concurrent changes it)"
+        limits.append((cores // each, reason))
+    count, reason = min(limits, key=lambda limit: limit[0])
+    return max(1, count), reason

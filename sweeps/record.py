@@ -63,13 +63,26 @@ def check_target(directory: Path) -> None:
         raise ConfigError(
             f"--out: {directory} is not empty and holds no sweep; name another folder"
         )
+    made = [folder for folder in (directory, *directory.parents) if not folder.exists()]
     try:
         directory.mkdir(parents=True, exist_ok=True)
         probe = directory / ".writable"
         probe.touch()
         probe.unlink()
+        # What is never run leaves no empty folder behind.
+        for folder in made:
+            folder.rmdir()
     except OSError as error:
-        raise ConfigError(f"--out: {directory} cannot be written: {error.strerror}") from None
+        raise ConfigError(
+            f"--out: {directory} cannot be written: {error.strerror}; name another folder"
+        ) from None
+
+
+def storage_root(directory: Path, configured: str | None) -> str:
+    """URI below which each trial has its store."""
+    if configured is None:
+        return str((directory / "trials").absolute())
+    return configured.rstrip("/")
 
 
 class RunDirectory:

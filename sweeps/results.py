@@ -13,8 +13,7 @@ import analysis
 from rlhf_core.errors import ConfigError, RlhfError
 from rlhf_core.store import LocalStore, open_store
 from sweeps.load import Loaded
-from sweeps.record import strict_json
-from sweeps.tuning.runner import storage_root
+from sweeps.record import storage_root, strict_json
 
 
 @dataclass(frozen=True)
@@ -95,17 +94,8 @@ def _write_best(
     store.put("best.json", strict_json(document).encode())
     header = (
         f"Best trial of sweep {loaded.config.name!r}: {best}, {objective} = {document['value']:.4g}\n"
-        "Run it without the sweep: rlhf-sweep train best.yaml"
+        "Run it without the sweep: rlhf-sweep train best.yaml\n"
+        "An option that is not listed has its default; "
+        f"trials/{best}/config.json lists all of them."
     )
     store.put("best.yaml", loaded.program.dump(_config(directory, best), header).encode())
-
-
-def verdict_line(judgement: dict[str, Any]) -> str:
-    """The last judgement as a sentence."""
-    return (
-        f"{judgement['metric']} reward {judgement['before']:.3f} -> {judgement['after']:.3f} "
-        f"({judgement['gain']:+.3f} +- {judgement['stderr']:.3f}, "
-        f"{judgement['standard_errors']:.1f} standard errors) at a KL of "
-        f"{judgement['kl_response']:.1f} nats/response, on {judgement['prompts']} prompts never "
-        "trained on"
-    )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +14,11 @@ from rlhf_core.errors import PlacementError
 from rlhf_core.runtime.placement import Node
 from sweeps.driver import SweepDriver
 from sweeps.live import LiveView
-from sweeps.load import Loaded, load_sweep
+from sweeps.load import Loaded, corner_points, load_sweep
 from sweeps.plan import SweepPlan, plan_sweep
-from sweeps.record import RunDirectory, check_target
+from sweeps.record import RunDirectory, check_target, storage_root
 from sweeps.results import Results, write_results
+from sweeps.stages import stages
 
 
 class Interrupted(KeyboardInterrupt):
@@ -61,6 +62,12 @@ class Sweep:
         known = nodes if nodes is not None else expected_nodes(self.loaded.config.cluster)
         return plan_sweep(self.loaded, known or [])
 
+    def notes(self) -> list[str]:
+        """What is easily taken for something else, one line each."""
+        config, space = self.loaded.config, self.loaded.space
+        points = corner_points(space) or [{}]
+        return self.loaded.program.notes(self.loaded.base, points[0], config.search.objective)
+
     def check(self, out: str | Path) -> None:
         """Refuses what can be seen to fail before anything starts.
 
@@ -86,6 +93,7 @@ class Sweep:
 
         Raises:
             ConfigError: Before Ray starts: the folder is in use, or no node can hold a trial.
+            ClusterError: Ray does not start.
             Interrupted: After Ctrl-C or SIGTERM, once everything is stopped and recorded.
         """
         from sweeps.tuning import cluster
@@ -102,7 +110,11 @@ class Sweep:
             console.print(f"[red]a plug-in failed and was passed over:[/red] {problem}")
         if driver.interrupted:
             raise Interrupted(str(directory))
-        return write_results(self.loaded, directory, console)
+        results = write_results(self.loaded, directory, console)
+        if driver.given_up is None:
+            return results
+        note = f"no further trial was started: {driver.given_up}"
+        return replace(results, notes=(note, *results.notes))
 
     def _drive(self, directory: Path, nodes: list[Node], console: Console) -> SweepDriver:
         """Runs the trials on the connected cluster."""
@@ -122,7 +134,7 @@ class Sweep:
             lambda params: program.check(base, params),
         )
         driver = SweepDriver(self.loaded, record, study, nodes, plan.max_concurrent)
-        checkpoints = runner.storage_root(directory, config.storage.checkpoints)
+        checkpoints = storage_root(directory, config.storage.checkpoints)
         with LiveView(console, plan.iterations, config.tracking.print_every_s) as view:
             runner.run(driver, checkpoints, view)
             view.refresh(driver, now_or_never=True)
@@ -130,11 +142,7 @@ class Sweep:
 
     def _prepare(self, console: Console) -> None:
         """Builds what trials read before anything is scheduled."""
-        with console.status("preparing the task") as status:
-
-            def note(stage: str, done: int, total: int) -> None:
-                status.update(f"preparing the task, once: {stage} {done}/{total}")
-
+        with stages(console, "preparing the task, once") as note:
             self.loaded.program.prepare(self.loaded.base, note)
 
 

@@ -1,18 +1,43 @@
-"""The console of the command line."""
+"""The console of the command line, and what several commands print."""
 
 from __future__ import annotations
 
 import shutil
 import sys
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
+if TYPE_CHECKING:
+    from rich.console import Console
 
 WIDTH = 100
 
 
 def make_console() -> Console:
     """Standard output; a pipe or a file gets 100 columns instead of rich's 80."""
+    from rich.console import Console
+
     width = (
         None if sys.stdout.isatty() else max(WIDTH, shutil.get_terminal_size((WIDTH, 24)).columns)
     )
     return Console(highlight=False, width=width)
+
+
+def print_notes(console: Console, notes: Iterable[str]) -> None:
+    """Notes, a paragraph each."""
+    from rich.markup import escape
+
+    for note in notes:
+        console.print(f"[yellow]note:[/yellow] {escape(note)}")
+
+
+def print_judgement(console: Console, trial: str, judgement: Mapping[str, Any]) -> None:
+    """The last judgement of a trial, with two of its answers before and after."""
+    from rich.text import Text
+
+    from sweeps.verdict import conditions_line, sample_lines, verdict_line
+
+    console.print(f"\n[bold]{trial}[/bold]: {verdict_line(judgement)}")
+    console.print(f"       {conditions_line(judgement)}")
+    for line in sample_lines(judgement):
+        console.print(Text(f"  {line}"), no_wrap=True, overflow="ellipsis")

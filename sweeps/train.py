@@ -13,7 +13,7 @@ from rlhf_core.assets import problems, task_folder
 from rlhf_core.config import TrialConfig
 from rlhf_core.errors import ConfigError, PlacementError
 from rlhf_core.metrics import IterationMetrics
-from rlhf_core.runtime.placement import plan_placement, shortfall
+from rlhf_core.runtime.placement import plan_trial, shortfall
 from rlhf_core.store import LocalStore
 from sweeps.config import ClusterConfig, RehearseConfig
 from sweeps.programs.base import TrialContext
@@ -22,7 +22,11 @@ from sweeps.record import strict_json
 
 
 def train(
-    config: TrialConfig, out: Path | None = None, *, resume: bool = False
+    config: TrialConfig,
+    out: Path | None = None,
+    *,
+    resume: bool = False,
+    save_model: Path | None = None,
 ) -> Iterator[IterationMetrics]:
     """Runs a trial; yields the metrics of each iteration.
 
@@ -33,6 +37,7 @@ def train(
         config: The trial.
         out: Where ``config.json``, ``metrics.jsonl`` and checkpoints go; None keeps nothing.
         resume: Goes on from the latest checkpoint in ``out``.
+        save_model: Where the trained policy goes with its tokenizer, as an ordinary Hugging Face folder.
 
     Raises:
         ConfigError: If something the trial reads is missing, or ``out`` holds another trial.
@@ -40,6 +45,9 @@ def train(
     found = problems(config)
     if found:
         raise ConfigError(found)
+    if save_model is not None:
+        save_model = save_model.expanduser().absolute()
+        _check_empty("--save-model", save_model, "name another folder")
     with contextlib.ExitStack() as stack:
         if out is None:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rlhf-train-")))
@@ -58,15 +66,21 @@ def train(
             line = {"iteration": metrics.iteration, "timestamp": time.time(), **metrics.values}
             store.append("metrics.jsonl", strict_json(line))
             yield metrics
+        if save_model is not None:
+            running.save_model(save_model)
 
 
 def _check_folder(folder: Path, resume: bool) -> None:
     if resume and not (folder / "checkpoints/latest.json").exists():
         raise ConfigError(f"--resume: {folder} holds no checkpoint; leave --resume out")
-    if not resume and folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ConfigError(
-            f"--out: {folder} is not empty; name another folder, or add --resume to go on from there"
-        )
+    if not resume:
+        _check_empty("--out", folder, "name another folder, or add --resume to go on from there")
+
+
+def _check_empty(option: str, folder: Path, remedy: str) -> None:
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        what = "is not empty" if folder.is_dir() else "is a file"
+        raise ConfigError(f"{option}: {folder} {what}; {remedy}")
 
 
 @contextlib.contextmanager
@@ -81,7 +95,7 @@ def _placement_group(config: TrialConfig) -> Iterator[Any]:
     from rlhf_core.runtime.ray_runtime import bundle_resources
     from sweeps.tuning import cluster
 
-    plan = plan_placement(config.resources)
+    plan = plan_trial(config)
     local = ClusterConfig(local=True)
     lack = shortfall(plan, cluster.expected_nodes(local) or [])
     if lack is not None:

@@ -1,7 +1,7 @@
 """Copies a finished sweep into ``data/NAME`` without its checkpoints, small enough to commit.
 
-    rlhf-sweep run quickstart --out runs/quickstart
-    python analysis/notebooks/record.py runs/quickstart quickstart
+rlhf-sweep run quickstart --out runs/quickstart
+python analysis/notebooks/record.py runs/quickstart quickstart
 """
 
 from __future__ import annotations

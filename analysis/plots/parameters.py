@@ -92,12 +92,12 @@ def draw_parameters(data: ParameterPoints) -> Figure:
         axes = figure.add_subplot(grid[divmod(place, across)])
         _draw_panel(axes, data, axis, limits)
         _label(axes, data, axis, names[axis.key], first=place % across == 0)
-        if beyond and place == across - 1:
-            axes.set_title(beyond, loc="right", fontsize=style.SMALL, color=style.FAINT)
     figure.supylabel(axis_label(data.metric), fontsize=style.TEXT, color=style.INK)
     counts = data.points["fate"].value_counts()
     present = [(fate, int(counts[fate])) for fate in style.LOOKS if fate in counts]
-    style.heading(figure, data.name, present, data.best, lines=False)
+    # In the heading: above one panel it would look like that panel's title.
+    title = f"{data.name}: {beyond}" if beyond else data.name
+    style.heading(figure, title, present, data.best, lines=False)
     return figure
 
 
@@ -117,7 +117,8 @@ def _beyond(values: pd.Series[Any], limits: tuple[float, float]) -> str:
     count = int(((values < limits[0]) | (values > limits[1])).sum())
     if not count:
         return ""
-    return f"{count} {'trial' if count == 1 else 'trials'} beyond the frame, drawn at its edge"
+    trials = "trial lies" if count == 1 else "trials lie"
+    return f"{count} {trials} beyond the frame, drawn at the edge of each panel"
 
 
 def _draw_panel(axes: Axes, data: ParameterPoints, axis: Axis, limits: tuple[float, float]) -> None:

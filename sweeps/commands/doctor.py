@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from sweeps.doctor import examine
 from sweeps.terminal import make_console
 
 
@@ -15,6 +14,8 @@ def register(subparsers: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    from sweeps.doctor import examine
+
     console = make_console()
     findings = examine()
     for finding in findings:

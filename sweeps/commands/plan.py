@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import argparse
-from typing import Any
-
-from rich.table import Table
+from typing import TYPE_CHECKING, Any
 
 from rlhf_core.errors import ConfigError
 from sweeps.commands.overrides import add_set_option, parse_overrides
-from sweeps.plan import Shape, SweepPlan, plan_sweep
-from sweeps.sweep import Sweep
-from sweeps.terminal import make_console
+from sweeps.terminal import make_console, print_notes
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from sweeps.plan import Shape, SweepPlan
+    from sweeps.sweep import Sweep
 
 
 def register(subparsers: Any) -> None:
@@ -22,6 +24,8 @@ def register(subparsers: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    from sweeps.sweep import Sweep
+
     sweep = Sweep.from_yaml(args.sweep, parse_overrides(args.overrides))
     console = make_console()
     plan = _plan(sweep)
@@ -29,11 +33,12 @@ def run(args: argparse.Namespace) -> int:
     rehearsed = " (logical GPUs)" if config.cluster.rehearse else ""
     console.print(
         f"[bold]{config.name}[/bold]: {plan.trials} trials of "
-        f"{plan.iterations or '?'} iterations, {plan.max_concurrent} at a time{rehearsed}"
+        f"{plan.iterations or '?'} iterations, {plan.max_concurrent} at a time{rehearsed}: {plan.limit}"
     )
+    print_notes(console, sweep.notes())
     for shape in plan.shapes:
         console.print(_shape_table(shape))
-        console.print(_shape_line(shape, plan), soft_wrap=True)
+        console.print(_shape_line(shape), soft_wrap=True)
     for problem in plan.problems:
         console.print(f"[red]{problem}[/red]", soft_wrap=True)
     return 2 if plan.problems else 0
@@ -43,6 +48,7 @@ def _plan(sweep: Sweep) -> SweepPlan:
     """Against the nodes a rehearsal or this machine has, or those of the running cluster."""
     if sweep.loaded.config.cluster.address is None:
         return sweep.plan()
+    from sweeps.plan import plan_sweep
     from sweeps.tuning import cluster
 
     with cluster.running(sweep.loaded.config.cluster) as nodes:
@@ -52,6 +58,8 @@ def _plan(sweep: Sweep) -> SweepPlan:
 
 
 def _shape_table(shape: Shape) -> Table:
+    from rich.table import Table
+
     title = ", ".join(f"{k} = {v}" for k, v in shape.params.items()) or "every trial"
     table = Table(title=title, title_justify="left", box=None, header_style="bold")
     for name in ("bundle", "for", "CPUs", "GPUs", "memory"):
@@ -65,16 +73,18 @@ def _shape_table(shape: Shape) -> Table:
     return table
 
 
-def _shape_line(shape: Shape, plan: SweepPlan) -> str:
+def _shape_line(shape: Shape) -> str:
     total = shape.plan.total
     line = (
-        f"  sum {total('cpus'):g} CPUs, {total('gpus'):g} GPUs, {total('memory_gb'):g} GB; "
-        f"{shape.at_once} fit at once"
+        f"  sum {amount(total('cpus'), 'CPU')}, {amount(total('gpus'), 'GPU')}, "
+        f"{total('memory_gb'):g} GB; the nodes hold {shape.at_once} at once"
     )
     if shape.stranded:
-        line += f", {shape.stranded:g} GPUs stay unused then"
-    if plan.iterations:
-        line += (
-            f"; {total('gpus') * plan.iterations / 3600:.3g} GPU-hours a trial at 1 s an iteration"
-        )
+        stays = "stays" if shape.stranded == 1 else "stay"
+        line += f", {amount(shape.stranded, 'GPU')} {stays} unused then"
     return line + "\n"
+
+
+def amount(count: float, unit: str) -> str:
+    """``1 GPU``, ``2 GPUs``."""
+    return f"{count:g} {unit}" + ("" if count == 1 else "s")

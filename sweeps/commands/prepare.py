@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from sweeps.terminal import make_console
+from sweeps.terminal import make_console, print_notes
 
 
 def register(subparsers: Any) -> None:
@@ -16,11 +16,27 @@ def register(subparsers: Any) -> None:
         description="Train a tokenizer, an SFT policy, a reward model and a held-out reward model on "
         "rated texts (TSV, CSV, JSONL or Parquet). Use the folder as data.task.",
     )
-    parser.add_argument("--data", type=Path, required=True, metavar="FILE")
-    parser.add_argument("--out", type=Path, required=True, metavar="DIR")
-    parser.add_argument("--text-column", default="text", metavar="NAME")
-    parser.add_argument("--rating-column", default="rating", metavar="NAME")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--data", type=Path, required=True, metavar="FILE", help="the rated texts, one a row"
+    )
+    parser.add_argument(
+        "--out", type=Path, required=True, metavar="DIR", help="the task folder to make"
+    )
+    parser.add_argument(
+        "--text-column", default="text", metavar="NAME", help="column of the texts (default: text)"
+    )
+    parser.add_argument(
+        "--rating-column",
+        default="rating",
+        metavar="NAME",
+        help="column of the ratings, numbers, higher is better (default: rating)",
+    )
+    parser.add_argument(
+        "--seed",
+        type=int,
+        default=0,
+        help="seed of the weights, of the orders and of which rows go where (default: 0)",
+    )
     parser.set_defaults(run=run)
 
 
@@ -28,6 +44,8 @@ def run(args: argparse.Namespace) -> int:
     from dataclasses import replace
 
     from rlhf_core.tasks.prepare import PrepareRecipe, prepare
+    from rlhf_core.tasks.report import advice, description
+    from sweeps.stages import stages
 
     console = make_console()
     recipe = replace(
@@ -36,13 +54,10 @@ def run(args: argparse.Namespace) -> int:
         text_column=args.text_column,
         rating_column=args.rating_column,
     )
-    with console.status("preparing") as status:
-
-        def note(stage: str, done: int, total: int) -> None:
-            status.update(f"{stage} {done}/{total}")
-
+    with stages(console, "preparing") as note:
         task = prepare(args.data, args.out, recipe, note)
-    for name, value in task.metrics.items():
-        console.print(f"{name:<32} {value:.4g}")
+    for line in description(task.metrics):
+        console.print(line, soft_wrap=True)
+    print_notes(console, advice(task.metrics))
     console.print(f"use it: --set base.data.task={args.out}", soft_wrap=True)
     return 0

@@ -11,8 +11,7 @@ from typing import Any
 import analysis
 from rlhf_core.errors import ConfigError
 from sweeps.record import strict_json
-from sweeps.results import verdict_line
-from sweeps.terminal import make_console
+from sweeps.terminal import make_console, print_judgement
 
 
 def register(subparsers: Any) -> None:
@@ -56,9 +55,11 @@ def run_best(args: argparse.Namespace) -> int:
             f"  {key:<28} {value:.6g}" if isinstance(value, float) else f"  {key:<28} {value}"
         )
     if document["judgement"]:
-        console.print(verdict_line(document["judgement"]))
-    if (args.directory / "best.yaml").exists():
-        console.print(f"run it alone: rlhf-sweep train {args.directory / 'best.yaml'}")
+        print_judgement(console, trial, document["judgement"])
+    alone = args.directory / "best.yaml"
+    if not alone.exists():
+        alone = args.directory / f"trials/{trial}/config.json"
+    console.print(f"run it alone: rlhf-sweep train {alone}", soft_wrap=True)
     return 0
 
 

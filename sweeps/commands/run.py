@@ -5,16 +5,16 @@ from __future__ import annotations
 import argparse
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
-
-import analysis
 from sweeps.commands.overrides import add_set_option, parse_overrides
 from sweeps.load import preset_names
-from sweeps.results import verdict_line
-from sweeps.sweep import Interrupted, Sweep
-from sweeps.terminal import make_console
+from sweeps.terminal import make_console, print_judgement, print_notes
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from sweeps.results import Results
 
 INTERRUPTED = 130
 
@@ -32,6 +32,9 @@ def register(subparsers: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    # Imported here, with Ray and all: the other commands and --help answer at once.
+    from sweeps.sweep import Interrupted, Sweep
+
     console = make_console()
     sweep = Sweep.from_yaml(args.sweep, parse_overrides(args.overrides))
     config = sweep.loaded.config
@@ -44,30 +47,47 @@ def run(args: argparse.Namespace) -> int:
             f"logical node{'s' * (shape.nodes > 1)}; Ray schedules them, the roles compute on this "
             "machine's CPU."
         )
+    print_notes(console, sweep.notes())
     try:
         results = sweep.run(out, console)
     except Interrupted:
-        console.print(
-            f"\nInterrupted. {out} holds everything up to now: `rlhf-sweep status {out}`."
-        )
+        _print_interruption(console, out)
         return INTERRUPTED
+    return _report(console, out, results)
+
+
+def _print_interruption(console: Console, out: Path) -> None:
+    if not (out / "sweep.json").exists():
+        console.print("\nInterrupted before the first trial; nothing was written.")
+        return
+    console.print(
+        f"\nInterrupted. {out} holds everything up to now: `rlhf-sweep status {out}` and "
+        f"`rlhf-sweep best {out}` read it. A sweep is not resumed; run it again into another folder.",
+        soft_wrap=True,
+    )
+
+
+def _report(console: Console, out: Path, results: Results) -> int:
+    import analysis
+
     console.print()
     console.print(analysis.render_leaderboard(analysis.load(out)))
-    for note in results.notes:
-        console.print(f"[yellow]note:[/yellow] {note}")
+    print_notes(console, results.notes)
     if results.best is None:
         return 1
     if results.judgement:
-        console.print(f"\n[bold]{results.best}[/bold]: {verdict_line(results.judgement)}")
+        print_judgement(console, results.best, results.judgement)
     _print_files(console, out)
     return 0
 
 
 def _print_files(console: Console, out: Path) -> None:
     console.print(
-        f"\n{out}/best.yaml        the best configuration: rlhf-sweep train {out}/best.yaml"
-        f"\n{out}/leaderboard.csv  every trial"
-        f"\n{out}/curves.png       learning curves"
-        f"\n{out}/parameters.png   the objective against each parameter",
+        f"\nIn {out}:"
+        "\n  best.yaml        the best configuration"
+        "\n  leaderboard.csv  every trial with all its parameters"
+        "\n  curves.png       learning curves"
+        "\n  parameters.png   the objective against each parameter"
+        f"\nrun it alone: rlhf-sweep train {out}/best.yaml",
         soft_wrap=True,
     )

@@ -6,8 +6,6 @@ import argparse
 import json
 from typing import Any
 
-from sweeps.schema import sweep_schema, trial_schema
-
 
 def register(subparsers: Any) -> None:
     parser = subparsers.add_parser("schema", help="print the JSON schema of sweep.yaml")
@@ -16,5 +14,7 @@ def register(subparsers: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    from sweeps.schema import sweep_schema, trial_schema
+
     print(json.dumps(trial_schema() if args.trial else sweep_schema(), indent=1))
     return 0

@@ -6,10 +6,9 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from rlhf_core.config import apply, load_trial, preset_names, resolve_trial
+from rlhf_core.config.io import preset_names
 from sweeps.commands.overrides import add_set_option, parse_overrides
 from sweeps.terminal import make_console
-from sweeps.train import train
 
 
 def register(subparsers: Any) -> None:
@@ -24,21 +23,32 @@ def register(subparsers: Any) -> None:
     parser.add_argument(
         "--resume", action="store_true", help="go on from the latest checkpoint in --out"
     )
+    parser.add_argument(
+        "--save-model",
+        type=Path,
+        metavar="DIR",
+        help="write the trained policy with its tokenizer as a Hugging Face folder",
+    )
     add_set_option(parser, "budget.iterations=50")
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
+    from rlhf_core.config import apply, load_trial, resolve_trial
+    from sweeps.train import train
+
     named = args.config in preset_names()
     config = resolve_trial(args.config, args.config) if named else load_trial(Path(args.config))
     config = apply(config, parse_overrides(args.overrides), "--set")
     console = make_console()
-    for metrics in train(config, args.out, resume=args.resume):
+    for metrics in train(config, args.out, resume=args.resume, save_model=args.save_model):
         console.print(progress_line(metrics.iteration, config.budget.iterations, metrics.values))
     if args.out is not None:
         console.print(
             f"{args.out}/metrics.jsonl and {args.out}/checkpoints are written", soft_wrap=True
         )
+    if args.save_model is not None:
+        console.print(f"{args.save_model} holds the trained policy", soft_wrap=True)
     return 0
 
 

@@ -102,6 +102,12 @@ class TrialProgram(Protocol):
         """Length of a full trial, or None where it is not known beforehand."""
         return None
 
+    def notes(
+        self, base: Mapping[str, Any], params: Mapping[str, Any], objective: str
+    ) -> list[str]:
+        """What is easily taken for something else in such trials, one line each."""
+        return []
+
     def judge(
         self, config: Mapping[str, Any], store: Store, selection: Mapping[str, Any]
     ) -> dict[str, Any] | None:

@@ -7,13 +7,15 @@ from pathlib import Path
 from typing import Any
 
 from rlhf_core.assets import problems, task_folder
-from rlhf_core.config import TrialConfig, apply, dump_yaml, known_keys, resolve_trial
+from rlhf_core.config import TrialConfig, apply, known_keys, resolve_trial
 from rlhf_core.errors import ConfigError
 from rlhf_core.metrics import CATALOGUE, IterationMetrics
-from rlhf_core.runtime.placement import PlacementPlan, plan_placement
+from rlhf_core.runtime.placement import PlacementPlan, plan_trial
 from rlhf_core.store import Store
+from rlhf_core.tasks.folder import finished_or_absent
 from rlhf_core.tasks.recipe import Progress
 from sweeps.programs.base import TrialContext, TrialProgram
+from sweeps.programs.describe import differences_as_yaml, measured_by
 
 PATH_KEYS = (
     "data.task",
@@ -60,17 +62,22 @@ class PPOProgram(TrialProgram):
         task_folder(trial_config(base, {}), progress)
 
     def placement(self, base: Mapping[str, Any], params: Mapping[str, Any]) -> PlacementPlan:
-        return plan_placement(trial_config(base, params).resources)
+        return plan_trial(trial_config(base, params))
 
     def processes(self, base: Mapping[str, Any], params: Mapping[str, Any]) -> int:
         config = trial_config(base, params)
-        return len(plan_placement(config.resources).workers) * config.resources.threads
+        return len(plan_trial(config).workers) * config.resources.threads
 
     def metrics(self) -> tuple[str, ...] | None:
         return tuple(CATALOGUE)
 
     def iterations(self, base: Mapping[str, Any]) -> int | None:
         return trial_config(base, {}).budget.iterations
+
+    def notes(
+        self, base: Mapping[str, Any], params: Mapping[str, Any], objective: str
+    ) -> list[str]:
+        return measured_by(trial_config(base, params), objective)
 
     def judge(
         self, config: Mapping[str, Any], store: Store, selection: Mapping[str, Any]
@@ -82,7 +89,9 @@ class PPOProgram(TrialProgram):
         return judge(trial, store, selection["test_prompts"], selection["seed"]).as_dict()
 
     def dump(self, config: Mapping[str, Any], header: str) -> str:
-        return dump_yaml(resolve_trial(dict(config), "config.json"), header)
+        trial = resolve_trial(dict(config), "config.json")
+        comment = "".join(f"# {line}\n" for line in header.splitlines())
+        return comment + differences_as_yaml(trial)
 
     def start(self, context: TrialContext) -> RunningPPO:
         return RunningPPO(trial_config(context.base, context.params), context)
@@ -95,7 +104,7 @@ class RunningPPO:
         # Imported where a trial runs: the driver of a sweep needs no torch.
         from rlhf_core.trial import PPOTrial
 
-        self.plan = plan_placement(config.resources)
+        self.plan = plan_trial(config)
         self.runtime = self._runtime(config, context)
         try:
             self.trial = PPOTrial(config, self.runtime, self.plan, context.store, context.trial)
@@ -128,6 +137,21 @@ class RunningPPO:
     def placement(self) -> dict[str, Any]:
         record = getattr(self.runtime, "placement", self.plan.as_dict)
         return dict(record())
+
+    def save_model(self, folder: Path) -> None:
+        """Writes the policy with its tokenizer as an ordinary Hugging Face folder.
+
+        Args:
+            folder: An absolute path; absent or an empty folder.
+        """
+        from rlhf_core.assets import resolve
+        from rlhf_core.models.load import load_tokenizer
+        from rlhf_core.types import CallContext
+
+        with finished_or_absent(folder) as part:
+            context = CallContext(self.trial.name)
+            self.trial.groups["learner"].call("export", context, str(part)).result()
+            load_tokenizer(resolve(self.trial.config).policy).save_pretrained(str(part))
 
     def close(self) -> None:
         self.trial.close()

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +15,24 @@ import psutil
 import ray
 from ray.cluster_utils import Cluster
 
-from rlhf_core.errors import ConfigError
+from rlhf_core.errors import ConfigError, RlhfError
 from rlhf_core.runtime.placement import Node
 from rlhf_core.runtime.ray_runtime import GB
 from sweeps.config import ClusterConfig, RehearseConfig
 
 STORE_BYTES = 300 * 10**6
 ROOT = Path(__file__).resolve().parents[2]
+
+
+class ClusterError(RlhfError, RuntimeError):
+    """Ray does not start."""
+
+
+@dataclass(frozen=True)
+class LiveNode(Node):
+    """A node with the id by which Ray and ``placement.json`` know it."""
+
+    id: str = ""
 
 
 def expected_nodes(config: ClusterConfig) -> list[Node] | None:
@@ -42,26 +53,49 @@ def _gpus() -> int:
     return len([p for p in Path("/dev").glob("nvidia[0-9]*") if p.name[6:].isdigit()])
 
 
-@contextmanager
+@contextlib.contextmanager
 def running(config: ClusterConfig) -> Iterator[list[Node]]:
-    """Starts or joins Ray; yields its nodes; leaves nothing behind that it started."""
+    """Starts or joins Ray; yields its nodes; leaves nothing behind that it started.
+
+    Raises:
+        ConfigError: No cluster answers at ``address``.
+        ClusterError: Ray does not start, in one line.
+    """
     _environment()
-    cluster: Cluster | None = None
-    try:
-        if config.address is not None:
-            _join(config.address)
-        elif config.rehearse is not None and config.rehearse.nodes > 1:
-            cluster = _rehearsed(config.rehearse)
-            ray.init(address=cluster.address, **_options())
-        else:
-            _own(config)
-        nodes = live_nodes()
+    with contextlib.ExitStack() as stack:
+        try:
+            nodes = _start(config, stack)
+        except RlhfError:
+            raise
+        except Exception as error:
+            raise ClusterError(_why(error)) from error
         # Logical nodes all bear this machine's name.
         yield nodes if config.rehearse is None else _numbered(nodes)
-    finally:
-        ray.shutdown()
-        if cluster is not None:
-            cluster.shutdown()
+
+
+def _start(config: ClusterConfig, stack: contextlib.ExitStack) -> list[Node]:
+    """Starts or joins Ray; ``stack`` then holds what ends it, in the right order."""
+    cluster: Cluster | None = None
+    if config.rehearse is not None and config.rehearse.nodes > 1:
+        cluster = _rehearsed(config.rehearse)
+        stack.callback(cluster.shutdown)
+    stack.callback(ray.shutdown)
+    if cluster is not None:
+        ray.init(address=cluster.address, **_options())
+    elif config.address is not None:
+        _join(config.address)
+    else:
+        _own(config)
+    return live_nodes()
+
+
+def _why(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    what = f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+    return (
+        f"Ray must start on this machine, but raised {what}; `rlhf-sweep doctor` tries it alone, "
+        "and Ray's own logs are in /tmp/ray/session_latest/logs"
+    )
 
 
 def _options() -> dict[str, Any]:
@@ -87,7 +121,8 @@ def _own(config: ClusterConfig) -> None:
             "num_gpus": shape.gpus,
             "_memory": int(shape.memory_gb * GB),
         }
-    ray.init(object_store_memory=STORE_BYTES, **sizes, **_options())
+    # Without "local" Ray joins whatever cluster of the machine it finds first.
+    ray.init(address="local", object_store_memory=STORE_BYTES, **sizes, **_options())
 
 
 def _numbered(nodes: list[Node]) -> list[Node]:
@@ -124,6 +159,8 @@ def _join(address: str) -> None:
 
 def _environment() -> None:
     os.environ.setdefault("RAY_DEDUP_LOGS", "0")
+    # Tells of every other cluster of the machine.
+    logging.getLogger("ray._private.utils").setLevel(logging.ERROR)
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     # The memory monitor would kill by real memory what was placed by claimed memory.
@@ -133,16 +170,17 @@ def _environment() -> None:
 
 def live_nodes() -> list[Node]:
     """What the live nodes of the connected cluster offer in total."""
-    nodes = []
+    nodes: list[Node] = []
     for node in ray.nodes():
         if node["Alive"]:
             have = node["Resources"]
             nodes.append(
-                Node(
+                LiveNode(
                     node["NodeManagerHostname"] + ":" + node["NodeID"][:6],
                     have.get("CPU", 0.0),
                     have.get("GPU", 0.0),
                     have.get("memory", 0.0) / GB,
+                    node["NodeID"],
                 )
             )
     return nodes

@@ -8,7 +8,6 @@ import os
 import signal
 import tempfile
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 from ray import tune
@@ -103,10 +102,3 @@ def _environment(max_concurrent: int) -> None:
     os.environ.setdefault("TUNE_WARN_INSUFFICENT_RESOURCE_THRESHOLD_S", "1000000")
     for name in ("ray.tune", "ray.air"):
         logging.getLogger(name).setLevel(logging.ERROR)
-
-
-def storage_root(directory: Path, configured: str | None) -> str:
-    """URI below which each trial has its store."""
-    if configured is None:
-        return str((directory / "trials").absolute())
-    return configured.rstrip("/")

@@ -14,10 +14,20 @@ from optuna.trial import TrialState
 
 from search_spaces import Space
 from sweeps.config import Constraint, SearchConfig
-from sweeps.outcomes import TELL, Outcome
+from sweeps.outcomes import Outcome
 from sweeps.tuning.space import suggest
 
 MAX_REJECTIONS = 100
+# Optuna state and whether a constraint counts as violated, for TPE, random and QMC. They avoid a violated region,
+# which a failed trial does not mark.
+TELL: dict[Outcome, tuple[TrialState, bool]] = {
+    Outcome.COMPLETED: (TrialState.COMPLETE, False),
+    Outcome.STOPPED: (TrialState.PRUNED, False),
+    Outcome.DIVERGED: (TrialState.PRUNED, True),
+    Outcome.INFEASIBLE: (TrialState.PRUNED, True),
+    Outcome.FAILED: (TrialState.FAIL, False),
+    Outcome.LOST: (TrialState.FAIL, False),
+}
 
 
 class Study:

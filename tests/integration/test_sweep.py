@@ -11,7 +11,8 @@ from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 
 import analysis
-from rlhf_core.config import load_trial
+from rlhf_core.config import load_trial, resolve_trial
+from rlhf_core.errors import ConfigError
 from sweeps.train import train
 
 pytestmark = pytest.mark.ray
@@ -76,6 +77,13 @@ def test_the_study_is_durable_and_agrees_with_the_ledger(finished: Path) -> None
     assert len(study.trials[0].intermediate_values) == 2
 
 
+def test_nodes_of_placements_are_nodes_of_the_sweep(finished: Path) -> None:
+    sweep = analysis.load(finished)
+    known = {node["id"]: node["name"] for node in sweep.info["cluster"]["nodes"]}
+    assert len(known) == 2
+    assert set(sweep.placements["node"]) <= set(known)
+
+
 def test_training_best_yaml_reproduces_the_trial_bit_for_bit(
     finished: Path, tmp_path: Path
 ) -> None:
@@ -83,6 +91,27 @@ def test_training_best_yaml_reproduces_the_trial_bit_for_bit(
     out = tmp_path / "again"
     assert len(list(train(load_trial(finished / "best.yaml"), out))) == 3
     assert curve(out / "metrics.jsonl") == curve(finished / f"trials/{best}/metrics.jsonl")
+
+
+def test_the_trained_policy_is_saved_as_an_ordinary_folder(
+    builtin_task: Path, tmp_path: Path
+) -> None:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    values = {**QUICK, "extends": "tiny", "budget": {"iterations": 1}}
+    out = tmp_path / "model"
+    list(train(resolve_trial(values, "test"), save_model=out))
+    trained, first = (
+        AutoModelForCausalLM.from_pretrained(f) for f in (out, builtin_task / "policy")
+    )
+    pairs = zip(trained.parameters(), first.parameters(), strict=True)
+    assert not all(bool((a == b).all()) for a, b in pairs)
+    assert len(AutoTokenizer.from_pretrained(out)) == trained.config.vocab_size
+    # The folder serves the next trial as its policy.
+    config = resolve_trial({**values, "model": {"policy": str(out)}}, "test")
+    assert len(list(train(config))) == 2
+    with pytest.raises(ConfigError, match=r"--save-model.*is not empty"):
+        next(iter(train(config, save_model=out)))
 
 
 def test_split_roles_compute_what_one_process_computes(runner: Any, tmp_path: Path) -> None:

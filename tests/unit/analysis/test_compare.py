@@ -90,8 +90,10 @@ def test_findings_without_an_eligible_trial(builder):
 
 
 def test_shorten_keeps_what_tells_keys_apart():
-    keys = ["ppo.kl.coef", "optim.policy.lr", "optim.critic.lr", "lr"]
-    assert list(shorten(keys).values()) == ["coef", "policy.lr", "critic.lr", "lr"]
+    keys = ["ppo.kl.coef", "optim.policy.lr", "optim.critic.lr", "lr", "ppo.clip_range_low"]
+    assert list(shorten(keys).values()) == [
+        "kl.coef", "policy.lr", "critic.lr", "lr", "clip_range_low",
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(

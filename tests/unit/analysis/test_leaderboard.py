@@ -45,7 +45,7 @@ def test_ineligible_trials_stand_below_with_their_reason(every_outcome):
     assert reasons["t0000"] == ""
     assert reasons["t0010"] == "eval/kl_response is 25, needs <= 20"
     assert reasons["t0011"] == "no finite eval/heldout"
-    assert reasons["t0002"] == "stopped"
+    assert reasons["t0002"] == "stopped: stopped by rule"
     assert reasons["t0007"] == "interrupted"
     assert reasons["t0008"] == "still running"
     assert board["trial"].iloc[2] == "t0010", "the ineligible are in order of value as well"
@@ -93,6 +93,48 @@ def test_no_eligible_trial_says_how_many_and_why(builder):
     assert "among 3: 2 break eval/kl_response <= 20, 1 diverged" in text
 
 
+def best_refused(builder) -> str:
+    with pytest.raises(ConfigError) as caught:
+        analysis.best(analysis.load(builder.path))
+    assert len(str(caught.value).splitlines()) == 1
+    return str(caught.value)
+
+
+def test_failed_trials_tell_their_reasons_with_counts_and_where_the_error_is(builder):
+    for number, reason in enumerate(["KeyError: 'rare'", "KeyError: 'often'", "KeyError: 'often'"]):
+        builder.begin(f"t000{number}")
+        builder.end(f"t000{number}", "failed", reason=reason)
+    (builder.path / "trials/t0000/error.txt").write_text("Traceback")
+    text = best_refused(builder)
+    assert "among 3: 3 failed; 2 x KeyError: 'often' | 1 x KeyError: 'rare'" in text
+    assert text.index("trials/t0000/error.txt") < text.index("correct the error")
+    assert "loosen" not in text
+
+
+@pytest.mark.parametrize(
+    ("outcome", "advice"),
+    [("diverged", "guards.max_kl"), ("stopped", "scheduler.grace"), ("infeasible", "resources"),
+     ("lost", "budget.retries")],
+)  # fmt: skip
+def test_the_advice_follows_the_cause(builder, outcome, advice):
+    builder.begin("t0000")
+    builder.end("t0000", outcome, reason="a reason")
+    assert advice in best_refused(builder)
+
+
+def test_an_interrupted_sweep_names_the_furthest_trial_or_the_best_completed_one(builder):
+    for trial, iteration, value in (("t0000", 1, 0.4), ("t0001", 3, 0.25)):
+        builder.begin(trial)
+        builder.report(trial, iteration, eval__heldout=value)
+    for trial in ("t0000", "t0001"):
+        builder.state(trial, "interrupted")
+    text = best_refused(builder)
+    assert "2 interrupted" in text
+    assert "none was completed; the furthest is t0001 with eval/heldout 0.25 at iteration 3" in text
+    builder.completed("t0002", 0.1)
+    assert analysis.best(analysis.load(builder.path)) == "t0002"
+
+
 def test_no_trial_at_all(builder):
     with pytest.raises(ConfigError, match="no trials yet"):
         analysis.best(analysis.load(builder.path))
@@ -132,3 +174,24 @@ def test_table_of_every_outcome_fits(every_outcome):
     lines = rendered(analysis.render_leaderboard(analysis.load(every_outcome.path)))
     assert max(map(len, lines)) <= 100
     assert any("eval/kl_response is 25" in line for line in lines)
+
+
+def test_the_table_prefers_parameters_that_go_with_the_objective_and_names_the_rest(builder):
+    names = [f"group.parameter_of_some_length_{letter}" for letter in "abcd"]
+    for number in range(6):
+        params = dict.fromkeys(names, 1.0) | {names[1]: number % 2, names[3]: float(number)}
+        builder.completed(f"t000{number}", float(number), params=params)
+    text = "\n".join(rendered(analysis.render_leaderboard(analysis.load(builder.path))))
+    header, rest = text.split("more parameter")
+    assert "some_length_d" in header
+    assert "some_length_a" not in header
+    assert "some_length_a" in rest
+
+
+def test_the_table_tells_equal_reasons_once_below(builder):
+    builder.completed("t0000", 1.0)
+    for trial in ("t0001", "t0002"):
+        builder.begin(trial)
+        builder.end(trial, "failed", reason="KeyError: [odd]")
+    text = "\n".join(rendered(analysis.render_leaderboard(analysis.load(builder.path))))
+    assert "t0001, t0002 failed: KeyError: [odd]" in " ".join(text.split())

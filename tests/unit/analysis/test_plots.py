@@ -89,7 +89,7 @@ def test_parameter_axes_follow_the_space(simulated):
     panels = {axes.get_xlabel(): axes for axes in figure.axes}
     assert panels["policy.lr"].get_xscale() == "log"
     assert panels["clip_range_low"].get_xscale() == "linear"
-    ticks = [text.get_text() for text in panels["estimator"].get_xticklabels()]
+    ticks = [text.get_text() for text in panels["ppo.estimator"].get_xticklabels()]
     assert ticks == ["gae", "rloo", "reinforce_\nbaseline", "group_\nnorm"]
     low, high = panels["policy.lr"].get_xlim()
     assert low < 1e-6
@@ -101,7 +101,7 @@ def test_a_parameter_with_one_value_has_no_panel_and_a_conditional_one_says_so(b
         params = {"fixed": 1, "a.x": number, **({"a.y": number} if number < 3 else {})}
         builder.completed(f"t000{number}", float(number), params=params)
     figure = analysis.plot_parameters(analysis.load(builder.path))
-    assert [axes.get_xlabel() for axes in figure.axes] == ["x", "y  (3 of 4 trials)"]
+    assert [axes.get_xlabel() for axes in figure.axes] == ["a.x", "a.y  (3 of 4 trials)"]
 
 
 def test_trials_without_value_stand_in_the_strip(simulated):
@@ -113,6 +113,16 @@ def test_trials_without_value_stand_in_the_strip(simulated):
     missing = int(sweep.trials["value"].isna().sum())
     assert missing > 0
     assert sum(y < low + 0.1 * (high - low) for _, y in drawn) == missing
+
+
+def test_trials_beyond_the_frame_are_noted_in_the_heading_and_above_no_panel(builder):
+    for number in range(9):
+        params = {"a.x": number, "a.y": 9 - number, "a.z": number % 3}
+        value = -50.0 if number == 8 else 1.0 + number / 10
+        builder.completed(f"t000{number}", value, params=params)
+    figure = analysis.plot_parameters(analysis.load(builder.path))
+    assert "1 trial lies beyond the frame" in figure.legends[0].get_title().get_text()
+    assert not any(axes.get_title(loc="right") for axes in figure.axes)
 
 
 @pytest.mark.parametrize("plot", [analysis.plot_learning_curves, analysis.plot_parameters])

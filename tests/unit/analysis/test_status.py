@@ -82,6 +82,9 @@ def test_idle_and_elapsed_follow_the_clock_that_is_passed(builder):
     start = sweep.events["time"].min()
     found = analysis.status(sweep, now=builder.time + 60)
     assert found["idle"] == pytest.approx(60)
+    assert found["elapsed"] == pytest.approx(builder.time - start), "nothing is under way"
+    builder.begin("t0001")
+    found = analysis.status(analysis.load(builder.path), now=builder.time + 60)
     assert found["elapsed"] == pytest.approx(builder.time + 60 - start)
     assert analysis.status(sweep)["idle"] == 0.0
 

@@ -1,11 +1,15 @@
 from __future__ import annotations
 
 import json
+import shutil
+import sys
 from pathlib import Path
 
 import pytest
 
 from sweeps.cli import build_parser, main
+
+RECORDED = Path(__file__).resolve().parents[3] / "analysis/notebooks/data/quickstart"
 
 
 @pytest.mark.parametrize(
@@ -47,6 +51,81 @@ def test_plan_says_what_fits_and_exits_2_where_nothing_does(
     assert "sum 20.1 CPUs, 5 GPUs, 160 GB" in out
     assert main(["plan", "rehearsal", "--set", "cluster.rehearse.gpus=0"]) == 2
     assert "no node can hold bundle" in capsys.readouterr().out
+
+
+def test_plan_says_why_no_more_run_and_orders_shapes_by_their_parameter(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["plan", "quickstart", "--set", "search.max_concurrent=1"]) == 0
+    out = capsys.readouterr().out
+    assert "1 at a time (logical GPUs): search.max_concurrent is 1" in out
+    ratios = [line.split("=")[1].strip() for line in out.splitlines() if "cpus_per_gpu =" in line]
+    assert ratios == ["2", "4", "8"]
+    assert "1 GPU, 32 GB" in out
+    assert "GPU-hours" not in out
+
+
+def test_plan_says_which_reward_decides(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "quickstart"]) == 0
+    assert "note:" not in capsys.readouterr().out
+    assert main(["plan", "quickstart", "--set", "base.reward.function=sweep_helpers:brevity"]) == 0
+    assert "objective eval/heldout is measured by" in capsys.readouterr().out
+
+
+def test_a_function_beside_the_sweep_is_found_from_the_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "beside_the_sweep.py").write_text(
+        "def score(p, r, m):\n    return [0.0] * len(r)\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    # The console script has its own folder on the path, not the working directory.
+    monkeypatch.setattr("sys.path", [p for p in sys.path if p not in ("", str(tmp_path))])
+    assert main(["plan", "quickstart", "--set", "base.reward.function=beside_the_sweep:score"]) == 0
+    capsys.readouterr()
+
+
+def test_an_error_raised_on_purpose_is_one_line_and_exit_code_1(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(*args: object, **kwargs: object) -> None:
+        raise OSError("no port is free\nand more")
+
+    monkeypatch.setattr("ray.init", fail)
+    out = tmp_path / "new" / "run"
+    monkeypatch.setattr("sweeps.sweep.Sweep._prepare", lambda *_: None)
+    assert main(["run", "quickstart", "--out", str(out)]) == 1
+    err = capsys.readouterr().err
+    assert len(err.strip().splitlines()) == 1
+    assert "Ray must start on this machine, but raised OSError: no port is free" in err
+    assert not (tmp_path / "new").exists()
+
+
+def test_best_of_an_interrupted_sweep_points_at_the_trial_s_configuration(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(RECORDED, run)
+    for name in ("best.yaml", "best.json"):
+        (run / name).unlink(missing_ok=True)
+    assert main(["best", str(run)]) == 0
+    assert "/config.json" in capsys.readouterr().out.replace("\n", "")
+
+
+def test_train_refuses_to_save_into_a_folder_in_use(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "x").touch()
+    assert main(["train", "tiny", "--save-model", str(tmp_path)]) == 2
+    assert "--save-model" in capsys.readouterr().err
+
+
+def test_prepare_explains_its_options(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["prepare", "--help"])
+    out = " ".join(capsys.readouterr().out.split())
+    for text in ("the rated texts", "column of the texts", "column of the ratings", "seed of"):
+        assert text in out
 
 
 def test_schema_prints_json(capsys: pytest.CaptureFixture[str]) -> None:

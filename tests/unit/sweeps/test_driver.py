@@ -108,6 +108,17 @@ def test_a_scheduler_stop_keeps_its_reason(tmp_path: Path) -> None:
     assert "median" in driver.records["t0001"].reason
 
 
+def test_the_first_trials_failing_alike_end_the_sweep(tmp_path: Path) -> None:
+    driver = make(tmp_path, trials=9, concurrent=1)
+    for _ in range(3):
+        record = driver.next_trial()
+        assert record is not None
+        driver.end(record.trial, Outcome.FAILED, "KeyError: x")
+    assert driver.next_trial() is None
+    assert driver.exhausted
+    assert "KeyError: x" in str(driver.given_up)
+
+
 def test_the_time_budget_ends_the_sweep(tmp_path: Path) -> None:
     driver = make(tmp_path, budget={"minutes": 1})
     assert driver.next_trial() is not None

@@ -146,6 +146,17 @@ def test_a_placement_that_no_node_can_hold_is_refused_before_ray(tmp_path: Path)
     assert not (tmp_path / "run").exists()
 
 
+def test_the_check_of_a_sweep_leaves_no_folder_behind(tmp_path: Path) -> None:
+    Sweep.from_yaml("quickstart").check(tmp_path / "runs" / "new")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_rehearsal_tries_two_distant_points() -> None:
+    first, second = load_sweep("rehearsal").config.search.points
+    assert second["optim.policy.lr"] >= 10 * first["optim.policy.lr"]
+    assert first["resources.cpus_per_gpu"] != second["resources.cpus_per_gpu"]
+
+
 def test_a_used_folder_is_refused(tmp_path: Path) -> None:
     sweep = Sweep.from_yaml("quickstart")
     (tmp_path / "notes.txt").write_text("mine")

@@ -1,0 +1,63 @@
+"""A PPO trial's configuration in words and as the text of best.yaml."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from rlhf_core.config import TrialConfig
+
+
+def measured_by(config: TrialConfig, objective: str) -> list[str]:
+    """Where a reward of the user's own is optimised and that of the task decides: one line; else none.
+
+    Args:
+        config: A trial of the sweep.
+        objective: The sweep's objective.
+    """
+    reward, data = config.reward, config.data
+    own = [key for key in ("model", "function") if getattr(reward, key) is not None]
+    if not own or data.task is None or reward.heldout_model or reward.heldout_function:
+        return []
+    subject = f"objective {objective}" if "heldout" in objective else "the last judgement"
+    prompts = data.eval_prompts if subject != "the last judgement" else data.test_prompts
+    asked = f"the prompts of task {data.task}" if prompts is None else prompts
+    remedy = [f"reward.heldout_{own[0]} to measure by your own"]
+    if "heldout" in objective:
+        remedy.append("search.objective: eval/proxy to select by the reward that is optimised")
+    if data.eval_prompts is None or data.test_prompts is None:
+        remedy.append("data.eval_prompts and data.test_prompts for prompts of your own")
+    return [
+        f"{subject} is measured by the held-out reward of task {data.task} on {asked}, while the "
+        f"reward that is optimised is reward.{own[0]} {getattr(reward, own[0])}; name "
+        + ", ".join(remedy)
+    ]
+
+
+def differences_as_yaml(config: TrialConfig) -> str:
+    """Every option that differs from its default, as YAML that reads back to an equal configuration."""
+    default = TrialConfig().model_dump(mode="json")
+    changed = _difference(config.model_dump(mode="json"), default)
+    return "".join(_lines(changed)) or "{}\n"
+
+
+def _difference(values: Mapping[str, Any], default: Mapping[str, Any]) -> dict[str, Any]:
+    changed: dict[str, Any] = {}
+    for key, value in values.items():
+        if isinstance(value, Mapping) and isinstance(default.get(key), Mapping):
+            below = _difference(value, default[key])
+            changed |= {key: below} if below else {}
+        elif value != default.get(key):
+            changed[key] = value
+    return changed
+
+
+def _lines(tree: Mapping[str, Any], indent: str = "") -> Iterator[str]:
+    for key, value in tree.items():
+        if isinstance(value, Mapping) and value:
+            yield f"{indent}{key}:\n"
+            yield from _lines(value, indent + "  ")
+        else:
+            # JSON is YAML, and leaves no doubt about what is text.
+            yield f"{indent}{key}: {json.dumps(value, ensure_ascii=False)}\n"

@@ -1,0 +1,91 @@
+"""What benchmarks share: the model and tokenizer of the work they time, and their one line of JSON."""
+
+from __future__ import annotations
+
+import json
+import platform
+import statistics
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+VOCABULARY = 1000
+PROMPTS, PROMPT_TOKENS, NEW_TOKENS = 32, 16, 32
+SIZES = {"small": {"width": 64, "layers": 2}, "large": {"width": 128, "layers": 4}}
+
+
+def llama_config(size: str, **more: Any) -> Any:
+    """Llama of 0.26 M (small) or 1.3 M (large) parameters."""
+    from transformers import LlamaConfig
+
+    width = SIZES[size]["width"]
+    return LlamaConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=width,
+        intermediate_size=4 * width,
+        num_hidden_layers=SIZES[size]["layers"],
+        num_attention_heads=4,
+        num_key_value_heads=4,
+        max_position_embeddings=128,
+        pad_token_id=0,
+        eos_token_id=1,
+        bos_token_id=1,
+        **more,
+    )
+
+
+def save_models(folder: Path, size: str) -> dict[str, str]:
+    """A random policy and reward model with a tokenizer of whole words, and a prompt file."""
+    import torch
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import (
+        LlamaForCausalLM,
+        LlamaForSequenceClassification,
+        PreTrainedTokenizerFast,
+    )
+
+    words = {f"t{i}": i + 3 for i in range(VOCABULARY - 3)}
+    backend = Tokenizer(
+        models.WordLevel({"<pad>": 0, "<eos>": 1, "<unk>": 2, **words}, unk_token="<unk>")
+    )
+    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=backend, pad_token="<pad>", eos_token="<eos>", unk_token="<unk>"
+    )
+    torch.manual_seed(0)
+    LlamaForCausalLM(llama_config(size)).save_pretrained(folder / "policy")
+    LlamaForSequenceClassification(llama_config(size, num_labels=1)).save_pretrained(
+        folder / "reward"
+    )
+    for name in ("policy", "reward"):
+        tokenizer.save_pretrained(folder / name)
+    drawn = torch.randint(0, VOCABULARY - 3, (512, PROMPT_TOKENS)).tolist()
+    (folder / "prompts.txt").write_text("\n".join(" ".join(f"t{i}" for i in row) for row in drawn))
+    return {name: str(folder / name) for name in ("policy", "reward", "prompts.txt")}
+
+
+def report(
+    name: str, ours: list[float], theirs: list[float], target: float, unit: str, **more: Any
+) -> str:
+    """The line of JSON: medians, ranges, and the ratio of the medians (above 1: this project is better)."""
+    middle, other = statistics.median(ours), statistics.median(theirs)
+    ratio = other / middle
+    return json.dumps(
+        {
+            "name": name,
+            "ratio": round(ratio, 2),
+            "target": target,
+            "ok": ratio >= target,
+            "repeats": len(ours),
+            "median_ours": round(middle, 4),
+            "median_theirs": round(other, 4),
+            "range_ours": [round(min(ours), 4), round(max(ours), 4)],
+            "range_theirs": [round(min(theirs), 4), round(max(theirs), 4)],
+            "unit": unit,
+            "versions": {
+                "python": platform.python_version(),
+                **{p: version(p) for p in ("torch", "transformers")},
+            },
+            **more,
+        }
+    )

@@ -1,0 +1,24 @@
+from __future__ import annotations
+
+from typing import Any
+
+from sweeps.verdict import conditions_line, sample_lines, verdict_line
+
+JUDGEMENT: dict[str, Any] = {
+    "metric": "heldout", "before": -10.105, "after": 100.703, "gain": 110.807, "stderr": 0.028,
+    "standard_errors": 2870.1, "kl_response": 6.1, "prompts": 256,
+    "samples": [["a film", " is\nbad.", ""], ["b", "c", "d"], ["e", "f", "g"]],
+}  # fmt: skip
+
+
+def test_the_judgement_is_two_lines_that_fit_and_two_samples() -> None:
+    lines = [verdict_line(JUDGEMENT), conditions_line(JUDGEMENT)]
+    assert max(map(len, lines)) < 93
+    assert "held-out reward -10.105 -> 100.703" in lines[0]
+    assert "2870.1 standard errors" in lines[0]
+    assert "256 prompts never trained on" in lines[1]
+    assert sample_lines(JUDGEMENT) == [
+        "prompt  a film", "before  is bad.", "after   (nothing)",
+        "prompt  b", "before  c", "after   d",
+    ]  # fmt: skip
+    assert sample_lines({**JUDGEMENT, "samples": None}) == []
