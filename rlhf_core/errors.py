@@ -35,6 +35,10 @@ class PlacementError(ConfigError):
     """No node can hold a bundle of the plan, or a worker was given no place."""
 
 
+class ClusterError(RlhfError, RuntimeError):
+    """Ray does not start, or the cluster lost all its nodes."""
+
+
 class CheckpointError(RlhfError, OSError):
     """A checkpoint is missing, torn, or belongs to another configuration."""
 

@@ -333,14 +333,20 @@ class PPOTrial:
         if step is None:
             return False
         manifest, uri = checkpoint.read_manifest(self.store, step), self.store.uri
-        parts = manifest.get("parts", {})
+        parts = manifest.get("parts")
+        parts = parts if isinstance(parts, dict) else {}
         lacks = set(self.trained) - parts.keys()
         if lacks or "state" not in manifest:
             raise CheckpointError(
                 f"checkpoint: step {step} in {uri} lacks {', '.join(sorted(lacks)) or 'its state'}"
             )
         gather(self.groups[r].call("load", self._context(), uri, parts[r]) for r in self.trained)
-        self.load_state_dict(manifest["state"])
+        try:
+            self.load_state_dict(manifest["state"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise CheckpointError(
+                f"checkpoint: the state of step {step} in {uri} is damaged: {error!r}"
+            ) from None
         if "rollout" in parts:
             gather(self.groups["rollout"].call_all("load", self._context(), uri, parts["rollout"]))
         else:

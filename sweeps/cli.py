@@ -81,6 +81,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         # `rlhf-sweep status DIR | head` closed the pipe; nobody is left to tell.
         sys.stderr.close()
         return 0
+    except OSError as error:
+        place = f" ({error.filename})" if error.filename else ""
+        print(f"rlhf-sweep: {error.strerror or error}{place}", file=sys.stderr)
+        return 1
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130

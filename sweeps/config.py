@@ -16,7 +16,7 @@ _CONSTRAINT = re.compile(r"^\s*([\w/.]+)\s*(<=|>=|<|>)\s*([-+]?[\d.]+(?:[eE][-+]
 class SearchConfig(Group):
     sampler: Literal["tpe", "random", "qmc"] = option("tpe", "How Optuna proposes parameters.")
     trials: int = option(8, "Trials of the sweep.", unit="trials", ge=1, le=1_000_000)
-    seed: int = option(0, "Seed of the sampler.", ge=0)
+    seed: int = option(0, "Seed of the sampler.", ge=0, lt=2**32)
     startup_trials: int = option(
         10, "Random trials before tpe starts to model.", unit="trials", ge=1
     )
@@ -71,9 +71,11 @@ class SweepBudget(Group):
 
 class RehearseConfig(Group):
     nodes: int = option(1, "Logical nodes on this machine.", unit="nodes", ge=1, le=64)
-    cpus: float = option(16, "CPUs each node claims to have.", unit="CPUs", ge=1)
-    gpus: float = option(4, "GPUs each node claims to have.", unit="GPUs", ge=0)
-    memory_gb: float = option(256, "Memory each node claims to have.", unit="GB", ge=1)
+    cpus: float = option(16, "CPUs each node claims to have.", unit="CPUs", ge=1, le=100_000)
+    gpus: float = option(4, "GPUs each node claims to have.", unit="GPUs", ge=0, le=100_000)
+    memory_gb: float = option(
+        256, "Memory each node claims to have.", unit="GB", ge=1, le=1_000_000
+    )
 
 
 class ClusterConfig(Group):

@@ -75,6 +75,7 @@ class SweepDriver:
         self.max_concurrent = max_concurrent
         self.records: dict[str, TrialRecord] = {}
         self.interrupted = False
+        self.cluster_lost = False
         self.started = time.time()
         self.problems: list[str] = []
         self.given_up: str | None = None

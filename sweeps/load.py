@@ -69,7 +69,7 @@ def load_sweep(
     """
     name = source if isinstance(source, str) else "sweep"
     values = read_sweep(source) if isinstance(source, str) else dict(source)
-    values = merge(_expand_base(values), nest(overrides or {}))
+    values = _overridden(values, overrides or {}, name)
     spaced = values.get("space", {})
     space = _read_space(spaced, name)
     config = validate(SweepConfig, {**values, "base": {}, "space": codec.to_dict(space)}, name)
@@ -80,6 +80,25 @@ def load_sweep(
     if found:
         raise ConfigError(found)
     return loaded
+
+
+def _overridden(values: dict[str, Any], overrides: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """The values with the overrides in place; a whole section is replaced before keys in it are set."""
+    for key in sorted(overrides, key=lambda key: key.count(".")):
+        sections = key.split(".")
+        for depth in range(1, len(sections)):
+            above = ".".join(sections[:depth])
+            if above in overrides and not isinstance(overrides[above], Mapping | str):
+                raise ConfigError(f"{name}: {above} and {key} are both set; set one of them")
+        values = merge(values, nest({key: overrides[key]}))
+        values = _expand_base(values)
+    values = _expand_base(values)
+    base = values.get("base", {})
+    if not isinstance(base, Mapping | None):
+        raise ConfigError(
+            f"{name}: base is a preset's name or a mapping of options, but is {base!r}"
+        )
+    return values
 
 
 def flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

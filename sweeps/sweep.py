@@ -10,7 +10,7 @@ from typing import Any
 
 from rich.console import Console
 
-from rlhf_core.errors import PlacementError
+from rlhf_core.errors import ClusterError, PlacementError
 from rlhf_core.runtime.placement import Node
 from sweeps.driver import SweepDriver
 from sweeps.live import LiveView
@@ -18,6 +18,7 @@ from sweeps.load import Loaded, corner_points, load_sweep
 from sweeps.plan import SweepPlan, plan_sweep
 from sweeps.record import RunDirectory, check_target, storage_root
 from sweeps.results import Results, write_results
+from sweeps.signals import sigterm_interrupts
 from sweeps.stages import stages
 
 
@@ -103,14 +104,20 @@ class Sweep:
         self.check(directory)
         self._prepare(console)
         with contextlib.ExitStack() as stack:
+            stack.enter_context(sigterm_interrupts())
             with console.status("starting Ray"):
                 nodes = stack.enter_context(cluster.running(config.cluster))
             driver = self._drive(directory, nodes, console)
         for problem in driver.problems:
             console.print(f"[red]a plug-in failed and was passed over:[/red] {problem}")
+        if driver.cluster_lost:
+            raise ClusterError(
+                f"cluster: all nodes are gone; {directory} holds everything up to then"
+            )
         if driver.interrupted:
             raise Interrupted(str(directory))
-        results = write_results(self.loaded, directory, console)
+        with sigterm_interrupts():
+            results = write_results(self.loaded, directory, console)
         if driver.given_up is None:
             return results
         note = f"no further trial was started: {driver.given_up}"

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rlhf_core.assets import problems, task_folder
-from rlhf_core.config import TrialConfig
+from rlhf_core.config import TrialConfig, flatten, load_trial
 from rlhf_core.errors import ConfigError, PlacementError
 from rlhf_core.metrics import IterationMetrics
 from rlhf_core.runtime.placement import plan_trial, shortfall
@@ -53,7 +53,7 @@ def train(
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rlhf-train-")))
         else:
             folder = out.expanduser().absolute()
-            _check_folder(folder, resume)
+            _check_folder(folder, resume, config)
         store = LocalStore(folder)
         store.put("config.json", strict_json(config.model_dump(mode="json")).encode())
         task_folder(config)
@@ -70,10 +70,28 @@ def train(
             running.save_model(save_model)
 
 
-def _check_folder(folder: Path, resume: bool) -> None:
-    if resume and not (folder / "checkpoints/latest.json").exists():
-        raise ConfigError(f"--resume: {folder} holds no checkpoint; leave --resume out")
-    if not resume:
+# What a trial may be continued with: a longer budget, other checkpoints, other places.
+MAY_CHANGE = ("budget.", "checkpoint.", "resources.")
+
+
+def _check_resume(folder: Path, config: TrialConfig) -> None:
+    """A folder of another trial is not continued; one without a checkpoint yet starts from the beginning."""
+    file = folder / "config.json"
+    if not file.is_file():
+        raise ConfigError(f"--resume: {folder} holds no trial; leave --resume out")
+    before, now = flatten(load_trial(file)), flatten(config)
+    changed = [k for k in now if before[k] != now[k] and not k.startswith(MAY_CHANGE)]
+    if changed:
+        raise ConfigError(
+            f"--resume: {folder} holds a trial with another {', '.join(changed[:3])}; set what it was, or "
+            "name another --out"
+        )
+
+
+def _check_folder(folder: Path, resume: bool, config: TrialConfig) -> None:
+    if resume:
+        _check_resume(folder, config)
+    else:
         _check_empty("--out", folder, "name another folder, or add --resume to go on from there")
 
 

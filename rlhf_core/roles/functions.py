@@ -16,6 +16,8 @@ from typing import Any
 from rlhf_core.assets import RewardFunction, load_function
 from rlhf_core.errors import RlhfError
 
+# Longest start of a worker, imports of the function's module included.
+START_LIMIT_S = 600.0
 Metadata = Sequence[Mapping[str, Any]]
 
 
@@ -44,6 +46,7 @@ class FunctionPool:
             return _scores(
                 self._function, (self.path, self.name), prompts, responses, list(metadata)
             )
+        self._ready()
         share = max(1, -(-len(prompts) // self.workers))
         futures = []
         for start in range(0, len(prompts), share):
@@ -52,12 +55,11 @@ class FunctionPool:
         deadline = time.monotonic() + self.timeout_s
         scores: list[float] = []
         for future in futures:
-            scores += self._result(future, deadline)
+            scores += self._result(future, max(0.0, deadline - time.monotonic()))
         return scores
 
-    def _submit(
-        self, prompts: list[str], responses: list[str], metadata: Metadata
-    ) -> Future[list[float]]:
+    def _ready(self) -> None:
+        """Starts the workers and imports the function there, which counts against no call's time limit."""
         if self._pool is None:
             self._pool = ProcessPoolExecutor(
                 self.workers,
@@ -65,11 +67,17 @@ class FunctionPool:
                 initializer=_start,
                 initargs=(os.getpid(),),
             )
+            self._result(self._pool.submit(_load, self.path, self.name), START_LIMIT_S)
+
+    def _submit(
+        self, prompts: list[str], responses: list[str], metadata: Metadata
+    ) -> Future[list[float]]:
+        assert self._pool is not None
         return self._pool.submit(_call, (self.path, self.name), prompts, responses, list(metadata))
 
-    def _result(self, future: Future[list[float]], deadline: float) -> list[float]:
+    def _result(self, future: Future[list[float]], seconds: float) -> list[float]:
         try:
-            return future.result(max(0.0, deadline - time.monotonic()))
+            return future.result(seconds)
         except FutureTimeout:
             self.close()
             raise RewardFunctionError(
@@ -95,6 +103,11 @@ class FunctionPool:
             if process.is_alive():
                 process.kill()
                 process.join(5)
+
+
+def _load(path: str, name: str) -> list[float]:
+    load_function(path, name)
+    return []
 
 
 def _start(parent: int) -> None:

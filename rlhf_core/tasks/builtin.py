@@ -96,9 +96,9 @@ def ensure_builtin(
 
                 with finished_or_absent(final) as part:
                     build(name, recipe, part, progress)
-    except PermissionError as error:
+    except OSError as error:
         raise ConfigError(
-            f"the cache folder must be writable, but {error.filename}: {error.strerror}; "
+            f"the cache folder must be writable, but {error.filename or final.parent}: {error.strerror or error}; "
             f"set {CACHE_VARIABLE} to another folder"
         ) from error
     return final

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import analysis
-from rlhf_core.errors import ConfigError
 from sweeps.record import strict_json
 from sweeps.terminal import make_console, print_judgement
 
@@ -37,7 +36,7 @@ def run_status(args: argparse.Namespace) -> int:
 def run_best(args: argparse.Namespace) -> int:
     sweep = analysis.load(args.directory)
     trial = analysis.best(sweep)
-    params = json.loads((args.directory / f"trials/{trial}/params.json").read_text())
+    params = _mapping(args.directory / f"trials/{trial}/params.json") or {}
     document = {
         "trial": trial,
         "objective": sweep.objective.metric,
@@ -64,11 +63,20 @@ def run_best(args: argparse.Namespace) -> int:
 
 
 def _judgement(directory: Path, trial: str) -> dict[str, Any] | None:
-    """The recorded last judgement, where it is about this trial."""
+    """The recorded last judgement, where it is about this trial and whole."""
+    recorded = _mapping(directory / "best.json") or {}
+    judgement = recorded.get("judgement") if recorded.get("trial") == trial else None
+    needed = ("before", "after", "gain", "stderr", "standard_errors", "kl_response")
+    whole = isinstance(judgement, dict) and all(
+        isinstance(judgement.get(key), int | float) for key in needed
+    )
+    return judgement if whole else None
+
+
+def _mapping(file: Path) -> dict[str, Any] | None:
+    """What a JSON file holds, or None where it is missing, damaged or no mapping."""
     try:
-        recorded = json.loads((directory / "best.json").read_text())
-    except FileNotFoundError:
+        found = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
         return None
-    except ValueError:
-        raise ConfigError(f"{directory / 'best.json'} is no JSON; remove it") from None
-    return recorded["judgement"] if recorded.get("trial") == trial else None
+    return found if isinstance(found, dict) else None

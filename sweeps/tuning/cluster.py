@@ -15,17 +15,13 @@ import psutil
 import ray
 from ray.cluster_utils import Cluster
 
-from rlhf_core.errors import ConfigError, RlhfError
+from rlhf_core.errors import ClusterError, ConfigError, RlhfError
 from rlhf_core.runtime.placement import Node
 from rlhf_core.runtime.ray_runtime import GB
 from sweeps.config import ClusterConfig, RehearseConfig
 
 STORE_BYTES = 300 * 10**6
 ROOT = Path(__file__).resolve().parents[2]
-
-
-class ClusterError(RlhfError, RuntimeError):
-    """Ray does not start."""
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import functools
 import logging
+import time
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+import ray
 from ray import tune
 from ray.exceptions import RayActorError
 from ray.tune.experiment import Trial
@@ -21,6 +23,8 @@ from sweeps.outcomes import Outcome
 
 logger = logging.getLogger(__name__)
 DRIVERS: dict[str, SweepDriver] = {}
+# How often live nodes are counted, and how many looks in a row must find none.
+LOOK_EVERY_S, LOST_AFTER = 5.0, 3
 F = TypeVar("F", bound=Callable[..., Any])
 
 
@@ -93,20 +97,32 @@ class SweepScheduler(_Plugin, FIFOScheduler):
         return TrialScheduler.CONTINUE if go_on else TrialScheduler.STOP
 
 
+class ClusterLost(BaseException):
+    """The cluster has no live node any more: Tune would wait for ever."""
+
+
 class SweepCallback(_Plugin, tune.Callback):
     """Records what happens to trials."""
 
     def __init__(self, key: str, view: Any) -> None:
         self.key = key
         self._view = view
+        self._looked = time.monotonic()
+        self._missing = 0
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"key": self.key, "_view": None}
+        return {"key": self.key, "_view": None, "_looked": 0.0, "_missing": 0}
 
     @never_raise()
     def on_step_end(self, iteration: int, trials: list[Trial], **info: Any) -> None:
         if self._view is not None:
             self._view.refresh(self.driver)
+        if time.monotonic() - self._looked > LOOK_EVERY_S:
+            self._looked = time.monotonic()
+            self._missing = 0 if any(node["Alive"] for node in ray.nodes()) else self._missing + 1
+        if self._missing >= LOST_AFTER:
+            self.driver.cluster_lost = True
+            raise ClusterLost
 
     @never_raise()
     def on_trial_start(

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
-import signal
 import tempfile
-from collections.abc import Iterator
 from typing import Any
 
 from ray import tune
 from ray.tune import CheckpointConfig, FailureConfig, RunConfig, TuneConfig
 
 from sweeps.driver import SweepDriver
-from sweeps.outcomes import Outcome
-from sweeps.tuning.plugins import DRIVERS, SweepCallback, SweepScheduler, SweepSearcher
+from sweeps.signals import handlers_kept
+from sweeps.tuning.plugins import DRIVERS, ClusterLost, SweepCallback, SweepScheduler, SweepSearcher
 from sweeps.tuning.trainable import ProgramTrainable
 
 
@@ -30,7 +27,7 @@ def run(driver: SweepDriver, checkpoints: str, view: Any = None) -> None:
     loaded = driver.loaded
     _environment(driver.max_concurrent)
     searcher = SweepSearcher(key, dict(loaded.base), loaded.config.program, checkpoints)
-    with tempfile.TemporaryDirectory(prefix="rlhf-sweep-") as scratch, _interrupts(driver):
+    with tempfile.TemporaryDirectory(prefix="rlhf-sweep-") as scratch, handlers_kept():
         tuner = tune.Tuner(
             ProgramTrainable,
             tune_config=TuneConfig(
@@ -51,7 +48,7 @@ def run(driver: SweepDriver, checkpoints: str, view: Any = None) -> None:
         )
         try:
             tuner.fit()
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, ClusterLost):
             driver.interrupted = True
         finally:
             del DRIVERS[key]
@@ -60,35 +57,17 @@ def run(driver: SweepDriver, checkpoints: str, view: Any = None) -> None:
 
 def _settle(driver: SweepDriver) -> None:
     """Tune tells nobody about trials that it ends by itself (interruption, its own death)."""
-    if driver.live or not driver.exhausted:
-        driver.interrupt()
-    for record in driver.records.values():
-        if not record.ended:
-            driver.end(record.trial, Outcome.LOST)
+    try:
+        if driver.live or not driver.exhausted:
+            driver.interrupt()
+    except OSError as error:
+        # A full disk must not hide how the sweep ended.
+        driver.interrupted = True
+        driver.problems.append(f"the last lines of the ledger could not be written: {error}")
 
 
 def _name(trial: Any) -> str:
     return str(trial.config["trial"])
-
-
-@contextlib.contextmanager
-def _interrupts(driver: SweepDriver) -> Iterator[None]:
-    """Notes an interruption; SIGTERM counts as Ctrl-C. Tune itself handles SIGINT while it runs."""
-
-    def terminate(_number: int, _frame: Any) -> None:
-        driver.interrupted = True
-        os.kill(os.getpid(), signal.SIGINT)
-
-    try:
-        previous = signal.signal(signal.SIGTERM, terminate)
-    except ValueError:
-        # Not in the main thread (a notebook's executor): signals stay as they are.
-        yield
-        return
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, previous)
 
 
 def _environment(max_concurrent: int) -> None:

@@ -34,9 +34,13 @@ OPTIONS = {
 class Running:
     """A sweep in a session of its own, as a terminal would start it."""
 
-    def __init__(self, out: Path) -> None:
+    def __init__(self, out: Path, more: dict[str, float] | None = None) -> None:
         self.out, self.mark = out, uuid.uuid4().hex
-        sets = [part for key, value in OPTIONS.items() for part in ("--set", f"{key}={value}")]
+        sets = [
+            part
+            for key, value in {**OPTIONS, **(more or {})}.items()
+            for part in ("--set", f"{key}={value}")
+        ]
         self.process = subprocess.Popen(
             [sys.executable, "-m", "sweeps.cli", "run", "quickstart", "--out", str(out), *sets],
             env={**os.environ, MARK: self.mark},
@@ -148,3 +152,43 @@ def test_a_killed_driver_leaves_a_directory_that_loads(running: Running) -> None
     assert set(sweep.trials["state"].astype(str)) <= {"queued", "placed", "started"}
     assert len(sweep.iterations) > 0
     assert running.settled(60) == []
+
+
+def test_a_cluster_without_nodes_ends_the_sweep(running: Running) -> None:
+    running.wait_for("started")
+    raylets = [
+        process
+        for process in psutil.process_iter()
+        if process.name() == "raylet" and process.environ().get(MARK) == running.mark
+    ]
+    assert len(raylets) == 1
+    raylets[0].kill()
+    output = running.process.communicate(timeout=150)[0]
+    assert running.process.returncode == 1, output
+    assert "all nodes are gone" in output
+    assert running.settled() == []
+    assert set(analysis.load(running.out).trials["state"].astype(str)) == {"interrupted"}
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_the_last_judgement_can_be_interrupted(
+    tmp_path: Path, builtin_task: Path, number: int
+) -> None:
+    short = {
+        "search.trials": 1,
+        "base.budget.iterations": 1,
+        "base.rollout.prompts_per_iteration": 8,
+        "selection.test_prompts": 384,
+    }
+    run = Running(tmp_path / "run", short)
+    deadline = time.monotonic() + 120
+    while not (run.out / "leaderboard.csv").exists():
+        assert time.monotonic() < deadline
+        assert run.process.poll() is None
+        time.sleep(0.05)
+    time.sleep(0.5)
+    run.process.send_signal(number)
+    output = run.process.communicate(timeout=60)[0]
+    assert run.process.returncode == 130, output
+    assert not (run.out / "best.json").exists()
+    assert len(analysis.load(run.out).trials) == 1

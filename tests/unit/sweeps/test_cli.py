@@ -138,7 +138,7 @@ def test_train_refuses_a_folder_in_use(tmp_path: Path, capsys: pytest.CaptureFix
     assert main(["train", "tiny", "--out", str(tmp_path)]) == 2
     assert "is not empty" in capsys.readouterr().err
     assert main(["train", "tiny", "--out", str(tmp_path / "new"), "--resume"]) == 2
-    assert "holds no checkpoint" in capsys.readouterr().err
+    assert "holds no trial" in capsys.readouterr().err
 
 
 def test_every_command_has_help(capsys: pytest.CaptureFixture[str]) -> None:
@@ -147,3 +147,31 @@ def test_every_command_has_help(capsys: pytest.CaptureFixture[str]) -> None:
             build_parser().parse_args([command, "--help"])
         assert stop.value.code == 0
     assert "TrialConfig" in capsys.readouterr().out
+
+
+def test_a_trial_is_only_resumed_as_what_it_was(
+    tmp_path: Path, builtin_task: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = str(tmp_path / "trial")
+    quick = ["rollout.prompts_per_iteration=4", "rollout.max_new_tokens=4", "eval.prompts=2"]
+    sets = [part for pair in (*quick, "budget.iterations=1") for part in ("--set", pair)]
+    assert main(["train", "tiny", "--out", out, *sets]) == 0
+    assert main(["train", "tiny", "--out", out, "--resume", *sets, "--set", "seed=5"]) == 2
+    assert "a trial with another seed" in capsys.readouterr().err
+    assert json.loads((tmp_path / "trial/config.json").read_text())["seed"] == 0
+    longer = [*sets, "--set", "budget.iterations=2"]
+    assert main(["train", "tiny", "--out", out, "--resume", *longer]) == 0
+    lines = (tmp_path / "trial/metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line)["iteration"] for line in lines] == [0, 1, 2]
+    # Lost before its first checkpoint: it starts from the beginning.
+    shutil.rmtree(tmp_path / "trial/checkpoints")
+    assert main(["train", "tiny", "--out", out, "--resume", *sets]) == 0
+
+
+def test_a_failure_of_user_code_is_one_line(
+    builtin_task: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["train", "tiny", "--set", "reward.function=sweep_helpers:broken"]) == 1
+    err = capsys.readouterr().err.strip().splitlines()
+    assert len(err) == 1
+    assert "no such rating" in err[0]

@@ -198,3 +198,25 @@ def test_relative_paths_become_absolute_because_workers_live_elsewhere(
         "data.task": "builtin:reviews",
         "model.policy": "a/b",
     }
+
+
+def test_a_whole_section_is_replaced_before_keys_in_it_are_set() -> None:
+    loaded = load_sweep("quickstart", {"base": "tiny", "base.budget.iterations": 2})
+    assert loaded.program.resolve(loaded.base, {})["budget"]["iterations"] == 2
+    assert "both set" in refusal("quickstart", **{"search": 5, "search.trials": 2})
+    assert "base is a preset's name" in refusal({"base": [1]})
+    assert "search.seed" in refusal("quickstart", **{"search.seed": 2**32})
+    assert "cluster.rehearse.gpus" in refusal("quickstart", **{"cluster.rehearse.gpus": 1e300})
+
+
+def test_the_program_places_no_role_that_the_algorithm_does_not_use() -> None:
+    from sweeps.programs.ppo import PPOProgram
+
+    base = {
+        "extends": "tiny",
+        "rollout": {"samples_per_prompt": 2},
+        "resources": {"layout": "split"},
+    }
+    groups = {w.name for w in PPOProgram().placement(base, {"ppo.advantage": "rloo"}).workers}
+    assert groups == {"rollout", "learner", "reference", "reward"}
+    assert PPOProgram().processes(base, {"ppo.advantage": "rloo"}) == 5
