@@ -1,4 +1,4 @@
-# make demo | test | test-long | lint | clean. Everything is installed into .venv, once.
+# make demo | test | test-long | bench | lint | clean. Everything is installed into .venv, once.
 
 PYTHON ?= python3
 VENV := .venv
@@ -8,7 +8,7 @@ DEMO := runs/quickstart
 TORCH_ARGS ?=
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: setup demo test test-long lint clean
+.PHONY: setup demo test test-long bench lint clean
 
 setup: $(VENV)/.installed
 
@@ -37,6 +37,13 @@ test: setup
 
 test-long: setup
 	$(BIN)/python -m pytest -m long
+
+# Each prints one line of JSON; the peers' environment is made at the first call.
+bench: setup
+	for size in small large; do \
+		$(BIN)/python tests/benchmarks/generation.py --size $$size; \
+		$(BIN)/python tests/benchmarks/ppo_iteration.py --size $$size; \
+	done
 
 lint: setup
 	$(BIN)/ruff check .
