@@ -12,6 +12,7 @@ import json
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load as decode
 from safetensors.torch import save as encode
 from torch import Tensor, nn
@@ -41,6 +42,8 @@ def load_part(store: Store, entry: dict[str, Any]) -> dict[str, Tensor]:
     Raises:
         CheckpointError: If it is missing or altered.
     """
+    if not (isinstance(entry, dict) and {"key", "sha256"} <= entry.keys()):
+        raise CheckpointError(f"checkpoint: a part in {store.uri} is described by {entry!r}")
     try:
         data = store.get(entry["key"])
     except FileNotFoundError:
@@ -49,7 +52,10 @@ def load_part(store: Store, entry: dict[str, Any]) -> dict[str, Tensor]:
         raise CheckpointError(
             f"checkpoint: {entry['key']} in {store.uri} differs from its checksum"
         )
-    return decode(data)
+    try:
+        return decode(data)
+    except SafetensorError as error:
+        raise CheckpointError(f"checkpoint: {entry['key']} holds no tensors: {error}") from None
 
 
 @torch.no_grad()

@@ -72,6 +72,8 @@ def parse_yaml(text: str, source: str) -> Any:
     except ValueError as error:
         # Something that looks like a date but is none, for example.
         raise ConfigError(f"{source}: is no valid YAML: {error}") from None
+    except RecursionError:
+        raise ConfigError(f"{source}: is nested too deeply") from None
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         place = f" line {mark.line + 1} column {mark.column + 1}" if mark else ""

@@ -56,6 +56,7 @@ class Study:
         self._space, self._check = space, check
         self._constraints = [Constraint.parse(text) for text in search.constraints]
         self._open: dict[int, optuna.Trial] = {}
+        self._reported: dict[int, int] = {}
         self.rejected = 0
         for point in search.points:
             self._study.enqueue_trial(dict(point))
@@ -79,8 +80,10 @@ class Study:
 
     def report(self, number: int, iteration: int, value: float) -> None:
         """An intermediate value of a running trial."""
-        if math.isfinite(value):
+        # A trial that was restarted from a checkpoint repeats what it reported before.
+        if math.isfinite(value) and iteration > self._reported.get(number, -1):
             self._open[number].report(value, iteration)
+            self._reported[number] = iteration
 
     def tell(
         self, number: int, outcome: Outcome, value: float | None, finals: Mapping[str, float]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -118,3 +120,17 @@ def test_prune_clears_what_crashes_left_but_not_what_is_being_written(store: Loc
 def test_pointers_are_plain_json(store: LocalStore) -> None:
     _save(store, 5, best=True)
     assert json.loads(store.get("checkpoints/best.json")) == {"step": 5}
+
+
+@pytest.mark.parametrize("entry", [None, {}, "text", {"key": "x"}])
+def test_a_part_that_is_described_wrongly_is_a_checkpoint_error(tmp_path: Path, entry: Any) -> None:
+    with pytest.raises(CheckpointError, match="is described by"):
+        checkpoint.load_part(LocalStore(tmp_path), entry)
+
+
+def test_a_part_without_tensors_is_a_checkpoint_error(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path)
+    store.put("part", b"no tensors")
+    entry = {"key": "part", "sha256": hashlib.sha256(b"no tensors").hexdigest()}
+    with pytest.raises(CheckpointError, match="holds no tensors"):
+        checkpoint.load_part(store, entry)

@@ -134,3 +134,11 @@ def test_distributions_keep_bounds_steps_and_logs() -> None:
     assert (integers.low, integers.high, integers.step) == (1, 9, 2)
     assert to_distribution(Choice((1, "a", None))).choices == (1, "a", None)
     assert to_distribution(Constant(2)).choices == (2,)
+
+
+def test_a_restarted_trial_reports_each_iteration_once(tmp_path: Path) -> None:
+    study = make(tmp_path)
+    number, _ = study.ask()
+    for iteration in (1, 2, 2, 3):
+        study.report(number, iteration, float(iteration))
+    assert stored(study)[number].intermediate_values == {1: 1.0, 2: 2.0, 3: 3.0}
