@@ -107,6 +107,8 @@ class Sweep:
             stack.enter_context(sigterm_interrupts())
             with console.status("starting Ray"):
                 nodes = stack.enter_context(cluster.running(config.cluster))
+            # Ray took the signal for itself when it started.
+            stack.enter_context(sigterm_interrupts())
             driver = self._drive(directory, nodes, console)
         for problem in driver.problems:
             console.print(f"[red]a plug-in failed and was passed over:[/red] {problem}")

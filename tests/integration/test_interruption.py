@@ -28,13 +28,16 @@ OPTIONS = {
     "base.budget.iterations": 200,
     "selection.test_prompts": 0,
     "tracking.print_every_s": 1,
+    # No trial may end by itself before it is ended from outside.
+    "guards.max_kl": "null",
+    "scheduler.kind": "none",
 }
 
 
 class Running:
     """A sweep in a session of its own, as a terminal would start it."""
 
-    def __init__(self, out: Path, more: dict[str, float] | None = None) -> None:
+    def __init__(self, out: Path, more: dict[str, object] | None = None) -> None:
         self.out, self.mark = out, uuid.uuid4().hex
         sets = [
             part
