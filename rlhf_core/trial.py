@@ -82,6 +82,8 @@ class PPOTrial:
         self._saved_at = self._started
         self._best: float | None = None
         self._evaluated = False
+        # Rows of the batch that are trained on; fewer than all where groups are filtered.
+        self._kept: list[int] = []
 
     # The loop
 

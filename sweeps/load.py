@@ -84,15 +84,14 @@ def load_sweep(
 
 def _overridden(values: dict[str, Any], overrides: Mapping[str, Any], name: str) -> dict[str, Any]:
     """The values with the overrides in place; a whole section is replaced before keys in it are set."""
+    values = _expand_base(values)
     for key in sorted(overrides, key=lambda key: key.count(".")):
         sections = key.split(".")
         for depth in range(1, len(sections)):
             above = ".".join(sections[:depth])
             if above in overrides and not isinstance(overrides[above], Mapping | str):
                 raise ConfigError(f"{name}: {above} and {key} are both set; set one of them")
-        values = merge(values, nest({key: overrides[key]}))
-        values = _expand_base(values)
-    values = _expand_base(values)
+        values = _expand_base(merge(values, nest({key: overrides[key]})))
     base = values.get("base", {})
     if not isinstance(base, Mapping | None):
         raise ConfigError(

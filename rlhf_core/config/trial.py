@@ -270,7 +270,7 @@ class OptimConfig(Group):
     )
     micro_batch_tokens: int | None = option(
         None,
-        "Tokens, padding included, in one forward and backward pass, used instead where set.",
+        "Tokens, padding included, in one forward and backward pass of an update, used instead where set.",
         unit="tokens",
         ge=1,
     )

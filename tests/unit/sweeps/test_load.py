@@ -220,3 +220,9 @@ def test_the_program_places_no_role_that_the_algorithm_does_not_use() -> None:
     groups = {w.name for w in PPOProgram().placement(base, {"ppo.advantage": "rloo"}).workers}
     assert groups == {"rollout", "learner", "reference", "reward"}
     assert PPOProgram().processes(base, {"ppo.advantage": "rloo"}) == 5
+
+
+def test_a_key_below_a_preset_named_in_the_file_keeps_the_preset() -> None:
+    loaded = load_sweep({"base": "tiny"}, {"base.budget.iterations": 2})
+    assert loaded.base["extends"] == "tiny"
+    assert loaded.program.resolve(loaded.base, {})["budget"]["iterations"] == 2
