@@ -31,7 +31,7 @@ def make_decoder(model: nn.Module, mask_BP: Tensor, max_new_tokens: int) -> Deco
         mask_BP: 1 on prompt tokens, 0 on left padding.
         max_new_tokens: Steps that may follow the prompts.
     """
-    if llama.supports(model):
+    if llama.plain_llama(model):
         return llama.LlamaDecoder(model, mask_BP, max_new_tokens)
     return ModuleDecoder(model, mask_BP)
 

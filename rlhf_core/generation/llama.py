@@ -11,29 +11,34 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import linear, rms_norm, scaled_dot_product_attention, silu
+from torch.nn.functional import linear, scaled_dot_product_attention, silu
+
+from rlhf_core.models.llama import is_llama
 
 FAMILY = ("LlamaForCausalLM", "Qwen2ForCausalLM")
-# Below this many parameters the projections are fused by copying them for each batch; above, the copy costs more.
-FUSE_BELOW = 30_000_000
+# Below this many float32 parameters every batch makes its own copy of the weights, with projections joined and the
+# norms' weights folded in; above, the copy would cost more memory than its speed is worth.
+FOLD_BELOW = 30_000_000
+Projection = tuple[Tensor, Tensor | None]
 
 
 @dataclass(frozen=True)
 class _Layer:
-    norm_in: Tensor
-    norm_out: Tensor
-    qkv: tuple[tuple[Tensor, Tensor | None], ...]
-    out: tuple[Tensor, Tensor | None]
-    gate_up: tuple[tuple[Tensor, Tensor | None], ...]
-    down: tuple[Tensor, Tensor | None]
+    """Projections of a layer; ``norm_in`` and ``norm_out`` are None where they are folded into what follows."""
+
+    norm_in: Tensor | None
+    norm_out: Tensor | None
+    qkv: tuple[Projection, ...]
+    out: Projection
+    gate_up: tuple[Projection, ...]
+    down: Projection
 
 
-def supports(model: nn.Module) -> bool:
-    """Whether the lean path computes what ``model`` computes."""
-    if type(model).__name__ not in FAMILY:
+def plain_llama(model: nn.Module) -> bool:
+    """Whether ``model`` is a Llama with ordinary linear layers and full causal attention."""
+    if type(model).__name__ not in FAMILY or not is_llama(model.model):  # type: ignore[arg-type]
         return False
-    config: Any = model.config
-    plain = all(
+    return all(
         type(getattr(part, name)) is nn.Linear
         for layer in model.model.layers  # type: ignore[union-attr]
         for part, names in (
@@ -42,122 +47,207 @@ def supports(model: nn.Module) -> bool:
         )
         for name in names
     )
-    windowed = "sliding_attention" in (getattr(config, "layer_types", None) or ())
-    return plain and not windowed and config.hidden_act == "silu"
 
 
 class LlamaDecoder:
     """Decodes one batch with the weights that ``model`` has now.
 
     Args:
-        model: A causal model that ``supports`` accepts.
+        model: A causal model that ``plain_llama`` accepts.
         mask_BP: 1 on prompt tokens, 0 on left padding.
         max_new_tokens: Steps the cache has room for.
     """
 
     def __init__(self, model: Any, mask_BP: Tensor, max_new_tokens: int) -> None:
-        self.model, trunk, config = model, model.model, model.config
+        trunk, config = model.model, model.config
         self.eps = config.rms_norm_eps
         self.heads, self.kv_heads = config.num_attention_heads, config.num_key_value_heads
         self.head_dim = trunk.layers[0].self_attn.head_dim
-        fuse = sum(p.numel() for p in model.parameters()) < FUSE_BELOW
-        self.layers = [_layer(layer, fuse) for layer in trunk.layers]
-        size, width = mask_BP.shape
-        self.room, self.used = width + max_new_tokens, 0
-        shape = (len(self.layers), size, self.kv_heads, self.room, self.head_dim)
-        like = trunk.embed_tokens.weight
-        self.keys, self.values = (
-            torch.zeros(shape, dtype=like.dtype, device=like.device) for _ in "kv"
-        )
-        # Additive mask over the cache: padding never counts, places not yet written are cut off by slicing.
-        self.bias_BR = torch.zeros(size, self.room, dtype=like.dtype, device=like.device)
-        self.bias_BR[:, :width].masked_fill_(mask_BP == 0, torch.finfo(like.dtype).min)
+        self.embedding = like = trunk.embed_tokens.weight
+        size = sum(p.numel() for p in model.parameters())
+        self.folded = like.dtype == torch.float32 and size < FOLD_BELOW
+        make = _Folder(self.heads + self.kv_heads, self.head_dim) if self.folded else _as_it_is
+        self.layers = [make(layer) for layer in trunk.layers]
+        head: Projection = (model.lm_head.weight, model.lm_head.bias)
+        self.head = _scaled(head, trunk.norm.weight) if self.folded else head
+        self.norm = None if self.folded else trunk.norm.weight
+        rows, width = mask_BP.shape
+        self.used, room = 0, width + max_new_tokens
+        shape = (len(self.layers), 2, rows, self.kv_heads, room, self.head_dim)
+        self.cache = torch.zeros(shape, dtype=like.dtype, device=like.device)
+        # Additive mask over the cache where there is padding; places not yet written are cut off by slicing.
+        self.bias_BR: Tensor | None = None
+        if bool((mask_BP == 0).any()):
+            self.bias_BR = torch.zeros(rows, room, dtype=like.dtype, device=like.device)
+            self.bias_BR[:, :width].masked_fill_(mask_BP == 0, torch.finfo(like.dtype).min)
         positions_BP = (mask_BP.cumsum(1) - 1).clamp(min=0)
         ahead = torch.arange(1, max_new_tokens + 1, device=mask_BP.device)
-        self.positions_BR = torch.cat([positions_BP, positions_BP[:, -1:] + ahead], dim=1)
-        cos, sin = trunk.rotary_emb(like, self.positions_BR)
-        self.cos, self.sin = cos.unsqueeze(1), sin.unsqueeze(1)
+        cos, sin = trunk.rotary_emb(
+            like, torch.cat([positions_BP, positions_BP[:, -1:] + ahead], dim=1)
+        )
+        half = self.head_dim // 2
+        self.rotary = (
+            (torch.complex(cos[..., :half], sin[..., :half]).unsqueeze(2),)
+            if self.folded
+            else (cos.unsqueeze(2), sin.unsqueeze(2))
+        )
 
+    @torch.inference_mode()
     def step(self, ids_BS: Tensor) -> Tensor:
         """Logits after the last of the next S tokens of every row, [B, V]."""
-        start, end = self.used, self.used + ids_BS.shape[1]
-        hidden = self.model.model.embed_tokens(ids_BS)
-        cos, sin = self.cos[:, :, start:end], self.sin[:, :, start:end]
-        bias = self._bias(start, end)
+        end = self.used + ids_BS.shape[1]
+        hidden = self.embedding[ids_BS]
+        rotary = tuple(part[:, self.used : end] for part in self.rotary)
         for index, layer in enumerate(self.layers):
-            hidden = self._block(index, layer, hidden, (cos, sin), bias)
+            hidden = self._block(index, layer, hidden, rotary, last=index + 1 == len(self.layers))
         self.used = end
-        last = rms_norm(hidden[:, -1], hidden.shape[-1:], self.model.model.norm.weight, self.eps)
-        logits: Tensor = self.model.lm_head(last)
-        return logits
+        return linear(self._normed(hidden[:, -1], self.norm), *self.head)
 
     def keep(self, rows: Tensor) -> None:
         """Drops all other rows of the batch."""
-        self.keys, self.values = self.keys[:, rows], self.values[:, rows]
-        self.bias_BR, self.cos, self.sin = self.bias_BR[rows], self.cos[rows], self.sin[rows]
-
-    def _bias(self, start: int, end: int) -> Tensor:
-        """Additive attention mask of the new positions over the cache, [B, 1, S, end]."""
-        bias = self.bias_BR[:, None, None, :end]
-        if end - start == 1:
-            return bias
-        lowest = torch.finfo(bias.dtype).min
-        causal = torch.full((end - start, end), lowest, dtype=bias.dtype, device=bias.device)
-        # A padding position attends to itself only, so that no row of the softmax is empty.
-        return torch.maximum(bias + causal.triu(start + 1), torch.tensor(lowest, dtype=bias.dtype))
+        self.cache = self.cache[:, :, rows]
+        self.rotary = tuple(part[rows] for part in self.rotary)
+        if self.bias_BR is not None:
+            self.bias_BR = self.bias_BR[rows]
 
     def _block(
-        self, index: int, layer: _Layer, hidden: Tensor, rotary: tuple[Tensor, Tensor], bias: Tensor
+        self, index: int, layer: _Layer, hidden: Tensor, rotary: tuple[Tensor, ...], *, last: bool
     ) -> Tensor:
-        size, length, width = hidden.shape
-        x = rms_norm(hidden, (width,), layer.norm_in, self.eps)
-        flat = (
-            torch.cat([linear(x, *part) for part in layer.qkv], -1)
-            if len(layer.qkv) > 1
-            else (linear(x, *layer.qkv[0]))
-        )
-        split = flat.view(size, length, -1, self.head_dim).transpose(1, 2)
-        turned = _rotate(split[:, : self.heads + self.kv_heads], *rotary)
+        """One layer over the new positions; the last one needs no more than the last of them."""
+        size, length, _ = hidden.shape
+        x = self._normed(hidden, layer.norm_in)
+        heads_BSND = _projected(x, layer.qkv).view(size, length, -1, self.head_dim)
+        turned = self.heads + self.kv_heads
+        query_key = self._turn(heads_BSND[:, :, :turned], rotary)
         start, end = self.used, self.used + length
-        keys, values = self.keys[index], self.values[index]
-        keys[:, :, start:end] = turned[:, self.heads :]
-        values[:, :, start:end] = split[:, self.heads + self.kv_heads :]
+        keys, values = self.cache[index, 0], self.cache[index, 1]
+        keys[:, :, start:end] = query_key[:, :, self.heads :].transpose(1, 2)
+        values[:, :, start:end] = heads_BSND[:, :, turned:].transpose(1, 2)
+        query = query_key[:, :, : self.heads]
+        if last and length > 1:
+            query, hidden = query[:, -1:], hidden[:, -1:]
+        attend = self._attend_one if query.shape[1] == 1 else self._attend
+        joined = attend(query, keys[:, :, :end], values[:, :, :end])
+        hidden = hidden + linear(joined, *layer.out)
+        x = self._normed(hidden, layer.norm_out)
+        if len(layer.gate_up) == 1:
+            gate, up = linear(x, *layer.gate_up[0]).chunk(2, -1)
+        else:
+            gate, up = (linear(x, *part) for part in layer.gate_up)
+        return hidden + linear(silu(gate).mul_(up), *layer.down)
+
+    def _normed(self, x: Tensor, weight: Tensor | None) -> Tensor:
+        """RMS norm; statistics in float32."""
+        wide = x.float()
+        scale = torch.linalg.vecdot(wide, wide).div_(x.shape[-1]).add_(self.eps).rsqrt_()
+        normed = (wide * scale.unsqueeze(-1)).to(x.dtype)
+        return normed if weight is None else normed * weight
+
+    def _turn(self, heads_BSND: Tensor, rotary: tuple[Tensor, ...]) -> Tensor:
+        """Rotary embedding: of neighbouring pairs where the weights are folded, of halves otherwise."""
+        if self.folded:
+            pairs = torch.view_as_complex(heads_BSND.unflatten(-1, (-1, 2)))
+            return torch.view_as_real(pairs * rotary[0]).flatten(-2)
+        left, right = heads_BSND.chunk(2, -1)
+        return heads_BSND * rotary[0] + torch.cat([-right, left], -1) * rotary[1]
+
+    def _attend_one(self, query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        """Attention of one position, [B, 1, heads x head_dim]: two batched products beat the fused kernel."""
+        size, pairs, length = len(query), len(query) * self.kv_heads, keys.shape[2]
+        query = query.reshape(pairs, -1, self.head_dim) * self.head_dim**-0.5
+        keys, values = (t.flatten(0, 1) for t in (keys, values))
+        if self.bias_BR is None:
+            scores = torch.bmm(query, keys.transpose(1, 2))
+        else:
+            bias = self.bias_BR[:, None, :length].expand(size, self.kv_heads, length)
+            bias = bias.reshape(pairs, 1, length)
+            scores = torch.baddbmm(bias, query, keys.transpose(1, 2))
+        weights = torch.softmax(scores, -1, dtype=torch.float32).to(values.dtype)
+        return torch.bmm(weights, values).view(size, 1, self.heads * self.head_dim)
+
+    def _attend(self, query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        """Causal attention of the newest positions, [B, S, heads x head_dim]."""
         attended = scaled_dot_product_attention(
-            turned[:, : self.heads],
-            keys[:, :, :end],
-            values[:, :, :end],
-            attn_mask=bias,
+            query.transpose(1, 2),
+            keys,
+            values,
+            attn_mask=self._causal(query.shape[1], keys.shape[2]),
             enable_gqa=self.heads != self.kv_heads,
         )
-        joined = attended.transpose(1, 2).reshape(size, length, self.heads * self.head_dim)
-        hidden = hidden + linear(joined, *layer.out)
-        x = rms_norm(hidden, (width,), layer.norm_out, self.eps)
-        parts = [linear(x, *part) for part in layer.gate_up]
-        gate, up = parts if len(parts) == 2 else parts[0].chunk(2, -1)
-        return hidden + linear(silu(gate) * up, *layer.down)
+        return attended.transpose(1, 2).flatten(2)
+
+    def _causal(self, length: int, end: int) -> Tensor:
+        """Additive mask of the newest positions over the cache, [B or 1, 1, length, end]."""
+        like = self.cache
+        lowest = torch.finfo(like.dtype).min
+        causal = torch.full((length, end), lowest, dtype=like.dtype, device=like.device)
+        causal = causal.triu(end - length + 1)
+        if self.bias_BR is None:
+            return causal[None, None]
+        # A padding position attends to the first places too, so that no row of the softmax is empty.
+        return (self.bias_BR[:, None, None, :end] + causal).clamp(min=lowest)
 
 
-def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotary embedding in the half-split form of Llama."""
-    left, right = x.chunk(2, -1)
-    return x * cos + torch.cat([-right, left], -1) * sin
+def _projected(x: Tensor, parts: tuple[Projection, ...]) -> Tensor:
+    if len(parts) == 1:
+        return linear(x, *parts[0])
+    return torch.cat([linear(x, *part) for part in parts], -1)
 
 
-def _layer(layer: Any, fuse: bool) -> _Layer:
+def _parts(layer: Any) -> dict[str, Any]:
     attention, mlp = layer.self_attn, layer.mlp
-    qkv = [(m.weight, m.bias) for m in (attention.q_proj, attention.k_proj, attention.v_proj)]
-    gate_up = [(m.weight, m.bias) for m in (mlp.gate_proj, mlp.up_proj)]
-    return _Layer(
-        norm_in=layer.input_layernorm.weight,
-        norm_out=layer.post_attention_layernorm.weight,
-        qkv=_fused(qkv) if fuse else tuple(qkv),
-        out=(attention.o_proj.weight, attention.o_proj.bias),
-        gate_up=_fused(gate_up) if fuse else tuple(gate_up),
-        down=(mlp.down_proj.weight, mlp.down_proj.bias),
-    )
+
+    def projections(*modules: Any) -> tuple[Projection, ...]:
+        return tuple((module.weight, module.bias) for module in modules)
+
+    return {
+        "norm_in": layer.input_layernorm.weight,
+        "norm_out": layer.post_attention_layernorm.weight,
+        "qkv": projections(attention.q_proj, attention.k_proj, attention.v_proj),
+        "out": projections(attention.o_proj)[0],
+        "gate_up": projections(mlp.gate_proj, mlp.up_proj),
+        "down": projections(mlp.down_proj)[0],
+    }
 
 
-def _fused(parts: list[tuple[Tensor, Tensor | None]]) -> tuple[tuple[Tensor, Tensor | None], ...]:
-    weight = torch.cat([weight for weight, _ in parts])
+def _as_it_is(layer: Any) -> _Layer:
+    return _Layer(**_parts(layer))
+
+
+class _Folder:
+    """Copies of a layer's weights: projections joined, norms folded in, query and key rows in rotary pairs.
+
+    A score is a sum over pairs, so their order does not matter as long as query and key share it.
+
+    Args:
+        turned: Heads under the rotary embedding.
+        head_dim: Width of a head.
+    """
+
+    def __init__(self, turned: int, head_dim: int) -> None:
+        rows = torch.arange(turned * head_dim).view(turned, 2, head_dim // 2)
+        self.paired = rows.transpose(1, 2).flatten()
+
+    def __call__(self, layer: Any) -> _Layer:
+        parts = _parts(layer)
+        weight, bias = _joined(parts["qkv"])
+        rest = torch.arange(len(self.paired), len(weight))
+        order = torch.cat([self.paired, rest]).to(weight.device)
+        qkv = (weight[order], None if bias is None else bias[order])
+        return _Layer(
+            norm_in=None,
+            norm_out=None,
+            qkv=(_scaled(qkv, parts["norm_in"]),),
+            out=parts["out"],
+            gate_up=(_scaled(_joined(parts["gate_up"]), parts["norm_out"]),),
+            down=parts["down"],
+        )
+
+
+def _joined(parts: tuple[Projection, ...]) -> Projection:
     biases = [bias for _, bias in parts if bias is not None]
-    return ((weight, torch.cat(biases) if biases else None),)
+    return torch.cat([weight for weight, _ in parts]), torch.cat(biases) if biases else None
+
+
+def _scaled(projection: Projection, norm: Tensor) -> Projection:
+    return projection[0] * norm, projection[1]

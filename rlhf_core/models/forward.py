@@ -7,6 +7,8 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor, nn
 
+from rlhf_core.models import llama
+from rlhf_core.models.load import ValueModel
 from rlhf_core.ppo.logprobs import token_logprobs, token_logprobs_and_entropy
 from rlhf_core.ppo.minibatches import micro_batches as by_length
 from rlhf_core.types import Rollout
@@ -49,19 +51,40 @@ def response_tokens(rollout: Rollout) -> Tensor:
     return rollout.tokens_BL.gather(1, response_positions(rollout) + 1)
 
 
+def hidden_at(trunk: nn.Module, tokens_BL: Tensor, lengths_B: Tensor, places_N: Tensor) -> Tensor:
+    """Last hidden states of some positions, [N, H].
+
+    Args:
+        trunk: A causal model without its head.
+        tokens_BL: Token ids, padded on the right.
+        lengths_B: Tokens of each row.
+        places_N: Wanted positions as row x L + column; none of them padding.
+    """
+    if llama.is_llama(trunk):
+        return llama.hidden_at(trunk, tokens_BL, lengths_B, places_N)
+    hidden_BLH: Tensor = trunk(input_ids=tokens_BL, use_cache=False).last_hidden_state
+    return hidden_BLH.flatten(0, 1)[places_N]
+
+
+def response_places(rollout: Rollout) -> Tensor:
+    """Positions that predict the tokens of the mask, in row order, as row x L + column, [N]."""
+    rows_B1 = torch.arange(rollout.size, device=rollout.tokens_BL.device).unsqueeze(1)
+    places_BT = response_positions(rollout) + rows_B1 * rollout.tokens_BL.shape[1]
+    return places_BT[rollout.response_mask_BT]
+
+
 def token_logits(model: nn.Module, rollout: Rollout) -> Tensor:
     """Logits that predict each response token, [N, V] for the N tokens of the mask in row order.
 
     Neither the prompt's logits nor those of padding are computed, nor is a tensor of B x T x V made.
     """
-    positions_BT, mask_BT = response_positions(rollout), rollout.response_mask_BT
     if type(model).__name__ in PLAIN_HEADS:
-        hidden_BLH = model.base_model(
-            input_ids=rollout.tokens_BL, use_cache=False
-        ).last_hidden_state  # type: ignore[operator]
-        rows_BT = torch.arange(rollout.size, device=mask_BT.device).unsqueeze(1).expand_as(mask_BT)
-        logits_NV: Tensor = model.lm_head(hidden_BLH[rows_BT[mask_BT], positions_BT[mask_BT]])  # type: ignore[operator]
+        trunk, head = model.base_model, model.lm_head
+        places_N = response_places(rollout)
+        hidden_NH = hidden_at(trunk, rollout.tokens_BL, rollout.lengths_B, places_N)  # type: ignore[arg-type]
+        logits_NV: Tensor = head(hidden_NH)  # type: ignore[operator]
         return logits_NV
+    positions_BT, mask_BT = response_positions(rollout), rollout.response_mask_BT
     first, last = int(positions_BT.min()), int(positions_BT.max())
     window = torch.arange(first, last + 1, device=positions_BT.device)
     logits_BWV = model(input_ids=rollout.tokens_BL, use_cache=False, logits_to_keep=window).logits
@@ -97,8 +120,8 @@ def _spread(values_N: Tensor, mask_BT: Tensor) -> Tensor:
     return values_N.new_zeros(mask_BT.shape).index_put((mask_BT,), values_N)
 
 
-def values(model: nn.Module, rollout: Rollout) -> Tensor:
+def values(model: ValueModel, rollout: Rollout) -> Tensor:
     """Value of the state before each response token, float32 [B, T], 0 outside the mask."""
-    values_BL: Tensor = model(rollout.tokens_BL)
-    values_BT = values_BL.gather(1, response_positions(rollout))
-    return values_BT.masked_fill(~rollout.response_mask_BT, 0.0)
+    places_N = response_places(rollout)
+    hidden_NH = hidden_at(model.trunk, rollout.tokens_BL, rollout.lengths_B, places_N)
+    return _spread(model.head(hidden_NH).squeeze(-1).float(), rollout.response_mask_BT)

@@ -8,6 +8,7 @@ first update is not 1. Everything is computed in float32, or in float64 for floa
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -64,9 +65,60 @@ def token_logprobs_and_entropy(
         Log-probabilities and entropy, each [B, T].
     """
     _check(logits_BTV, tokens_BT)
-    logprobs_BTV = _log_softmax(logits_BTV, temperature)
-    for_entropy_BTV = logprobs_BTV if entropy_gradient else logprobs_BTV.detach()
-    return _gather(logprobs_BTV, tokens_BT), _entropy(for_entropy_BTV)
+    _check_temperature(temperature)
+    made: tuple[Tensor, Tensor] = _LogprobsAndEntropy.apply(  # type: ignore[no-untyped-call]
+        logits_BTV, tokens_BT, temperature
+    )
+    logprobs_BT, entropy_BT = made
+    return logprobs_BT, entropy_BT if entropy_gradient else entropy_BT.detach()
+
+
+class _LogprobsAndEntropy(torch.autograd.Function):
+    r"""Both from one exponential, which is all that is kept for the gradient.
+
+    With $x = z / \tau - \max$, $e = \exp x$ and $Z = \sum e$: $\log p = x - \log Z$ and
+    $H = \log Z - \sum e x / Z$, two terms of one sign. In the gradient by z / tau the log-probability
+    adds $1_{v = y} - p_v$ and the entropy $-p_v (\log p_v + H)$.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, logits_BTV: Tensor, tokens_BT: Tensor, temperature: float
+    ) -> tuple[Tensor, Tensor]:
+        scaled_BTV = logits_BTV.to(statistic_dtype(logits_BTV))
+        if temperature != 1.0:
+            scaled_BTV = scaled_BTV / temperature
+        x_BTV = scaled_BTV - scaled_BTV.amax(-1, keepdim=True)
+        # 0 * -inf is NaN; the lowest finite number gives 0.
+        x_BTV.clamp_(min=torch.finfo(x_BTV.dtype).min)
+        exp_BTV = x_BTV.exp()
+        total_BT = exp_BTV.sum(-1)
+        log_total_BT = total_BT.log()
+        entropy_BT = log_total_BT - torch.linalg.vecdot(exp_BTV, x_BTV) / total_BT
+        logprobs_BT = _gather(x_BTV, tokens_BT) - log_total_BT
+        ctx.save_for_backward(exp_BTV, tokens_BT, total_BT, entropy_BT)
+        ctx.temperature, ctx.dtype = temperature, logits_BTV.dtype
+        ctx.set_materialize_grads(False)
+        return logprobs_BT, entropy_BT
+
+    @staticmethod
+    def backward(  # type: ignore[override]
+        ctx: Any, into_logprobs_BT: Tensor | None, into_entropy_BT: Tensor | None
+    ) -> tuple[Tensor | None, None, None]:
+        exp_BTV, tokens_BT, total_BT, entropy_BT = ctx.saved_tensors
+        if into_logprobs_BT is None and into_entropy_BT is None:
+            return None, None, None
+        zero_BT = torch.zeros_like(total_BT)
+        chosen_BT = zero_BT if into_logprobs_BT is None else into_logprobs_BT / ctx.temperature
+        grad_BTV = exp_BTV * (-chosen_BT / total_BT).unsqueeze(-1)
+        if into_entropy_BT is not None:
+            probs_BTV = exp_BTV / total_BT.unsqueeze(-1)
+            spread_BTV = torch.xlogy(probs_BTV, probs_BTV).addcmul_(
+                probs_BTV, entropy_BT.unsqueeze(-1)
+            )
+            grad_BTV.addcmul_(spread_BTV, (-into_entropy_BT / ctx.temperature).unsqueeze(-1))
+        grad_BTV.scatter_add_(-1, tokens_BT.unsqueeze(-1), chosen_BT.unsqueeze(-1))
+        return grad_BTV.to(ctx.dtype), None, None
 
 
 def _check(logits_BTV: Tensor, tokens_BT: Tensor) -> None:
@@ -74,12 +126,16 @@ def _check(logits_BTV: Tensor, tokens_BT: Tensor) -> None:
     check_same_shape(logits_BT=logits_BTV[..., 0], tokens_BT=tokens_BT)
 
 
-def _log_softmax(logits_BTV: Tensor, temperature: float) -> Tensor:
+def _check_temperature(temperature: float) -> None:
     if not (math.isfinite(temperature) and temperature > 0):
         raise ValueError(
             f"temperature must be finite and above 0, got {temperature!r}; "
             "use a small positive value for nearly greedy sampling"
         )
+
+
+def _log_softmax(logits_BTV: Tensor, temperature: float) -> Tensor:
+    _check_temperature(temperature)
     scaled_BTV = logits_BTV.to(statistic_dtype(logits_BTV))
     if temperature != 1.0:
         scaled_BTV = scaled_BTV / temperature

@@ -30,7 +30,7 @@ class Trainer:
     def __init__(self, role: str, model: nn.Module, device: torch.device) -> None:
         self.role, self.model, self.device = role, model, device
         # Settings are set again before every step, see step().
-        self.optimizer = torch.optim.AdamW(model.parameters(), lr=0.0)
+        self.optimizer = torch.optim.AdamW(model.parameters(), lr=0.0, fused=True)
 
     def run(
         self,

@@ -51,18 +51,19 @@ def model_of(name: str) -> Any:
     return model
 
 
-@pytest.mark.parametrize("fuse_below", [0, 10**9])
+@pytest.mark.parametrize("mask", [MASK, torch.ones_like(MASK)], ids=["padded", "full"])
+@pytest.mark.parametrize("fold_below", [0, 10**9])
 @pytest.mark.parametrize("name", MODELS)
 @torch.no_grad()
 def test_logits_equal_the_modules_at_every_step(
-    name: str, fuse_below: int, monkeypatch: pytest.MonkeyPatch
+    name: str, fold_below: int, mask: torch.Tensor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(llama, "FUSE_BELOW", fuse_below)
+    monkeypatch.setattr(llama, "FOLD_BELOW", fold_below)
     model = model_of(name)
-    assert llama.supports(model)
+    assert llama.plain_llama(model)
     generator = torch.Generator().manual_seed(0)
-    lean, plain = llama.LlamaDecoder(model, MASK, 6), ModuleDecoder(model, MASK)
-    ids = torch.randint(2, 50, MASK.shape, generator=generator)
+    lean, plain = llama.LlamaDecoder(model, mask, 6), ModuleDecoder(model, mask)
+    ids = torch.randint(2, 50, mask.shape, generator=generator)
     for step in range(7):
         logits = lean.step(ids)
         torch.testing.assert_close(logits, plain.step(ids), atol=2e-5, rtol=1e-5)
@@ -88,16 +89,16 @@ def test_the_decoder_uses_the_weights_of_the_moment() -> None:
 def test_what_is_not_plainly_llama_goes_to_the_module() -> None:
     model = model_of("llama")
     model.model.layers[1].mlp.up_proj = torch.nn.Sequential(model.model.layers[1].mlp.up_proj)
-    assert not llama.supports(model)
+    assert not llama.plain_llama(model)
     windowed = Qwen2ForCausalLM(
         Qwen2Config(
             **SHAPE, num_key_value_heads=4, use_sliding_window=True, sliding_window=4,
             max_window_layers=0,
         )
     )  # fmt: skip
-    assert not llama.supports(windowed)
+    assert not llama.plain_llama(windowed)
     gelu = LlamaForCausalLM(LlamaConfig(**SHAPE, hidden_act="gelu"))
-    assert not llama.supports(gelu)
+    assert not llama.plain_llama(gelu)
     assert isinstance(make_decoder(windowed, MASK, 2), ModuleDecoder)
 
 
