@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from rlhf_core.config.trial import PPOConfig
+from rlhf_core.config.ppo import PPOConfig
 
 
 @dataclass(frozen=True)
