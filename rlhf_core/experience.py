@@ -41,6 +41,14 @@ class Batch:
     values_BT: Tensor | None
 
 
+def weighted_scores(config: TrialConfig, scores: Scores) -> Tensor:
+    """The weighted sum of all rewards of each response, float32 [B]."""
+    reward = config.reward
+    weights = {f"reward.extra.{name}": part.weight for name, part in reward.extra.items()}
+    parts = {f"reward.extra.{name}": part_B for name, part_B in scores.extra.items()}
+    return combine_scores({"reward": scores.proxy_B, **parts}, {"reward": reward.weight, **weights})
+
+
 def shaped_scores(
     config: TrialConfig, batch: Batch, norm: RunningNorm
 ) -> tuple[Tensor, RunningNorm]:
@@ -50,10 +58,7 @@ def shaped_scores(
         Scores, float32 [B], and the running normalisation after them.
     """
     reward, rollout = config.reward, batch.rollout
-    scores_B = batch.scores.proxy_B
-    if batch.scores.extra_B is not None:
-        parts = {"proxy": scores_B, "extra": batch.scores.extra_B}
-        scores_B = combine_scores(parts, {"proxy": 1.0, "extra": reward.extra_weight})
+    scores_B = weighted_scores(config, batch.scores)
     if reward.normalise == "static":
         scores_B = normalise_scores(scores_B, mean=reward.mean, std=reward.std)
     elif reward.normalise == "running":
@@ -145,8 +150,8 @@ def batch_metrics(
         metrics["kl/token"] = kl / float(mask_BT.sum())
     if scores.heldout_B is not None:
         metrics["reward/heldout"] = float(scores.heldout_B.mean())
-    if scores.extra_B is not None:
-        metrics["reward/extra"] = float(scores.extra_B.mean())
+    for name, component_B in scores.extra.items():
+        metrics[f"reward/component/{name}"] = float(component_B.mean())
     return metrics
 
 

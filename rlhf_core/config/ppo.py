@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
 from typing import Literal
 
-from rlhf_core.config.fields import Group, group, option
+from rlhf_core.config.fields import Group, group, in_vain, option
 
 
 class RolloutConfig(Group):
@@ -132,50 +134,107 @@ class PPOConfig(Group):
 
 def broken_ppo_rules(ppo: PPOConfig, rollout: RolloutConfig) -> list[str]:
     """Rules between options of the algorithm and of sampling that are broken, one line each."""
-    kl, samples, episodes = ppo.kl, rollout.samples_per_prompt, rollout.episodes
-    problems = []
-    if (ppo.needs_groups or ppo.filter_groups) and samples < 2:
+    return [
+        *_broken_group_rules(ppo, rollout),
+        *_broken_critic_rules(ppo),
+        *_broken_loss_rules(ppo),
+        *_broken_correction_rules(ppo),
+        *_broken_kl_rules(ppo.kl, rollout.episodes),
+    ]
+
+
+def _broken_group_rules(ppo: PPOConfig, rollout: RolloutConfig) -> Iterator[str]:
+    samples, tokens = rollout.samples_per_prompt, rollout.episodes * rollout.max_new_tokens
+    if ppo.needs_groups or ppo.filter_groups:
         what = f"ppo.advantage {ppo.advantage!r}" if ppo.needs_groups else "ppo.filter_groups"
-        problems.append(
-            f"{what} compares the responses to one prompt, but rollout.samples_per_prompt is {samples}; "
-            "set it to 2 or more"
-        )
+        if samples < 2:
+            yield (
+                f"{what} compares the responses to one prompt, but rollout.samples_per_prompt is {samples}; "
+                "set it to 2 or more"
+            )
+        if rollout.top_k == 1:
+            yield (
+                f"{what} compares the responses to one prompt, but with rollout.top_k 1 they are all the "
+                "same; set it to 0, or to 2 or more"
+            )
     if ppo.needs_groups and ppo.gamma != 1:
-        problems.append(
-            f"ppo.advantage {ppo.advantage!r} is defined for ppo.gamma 1, but it is {ppo.gamma:g}; set it to 1"
+        yield f"ppo.advantage {ppo.advantage!r} is defined for ppo.gamma 1, but it is {ppo.gamma:g}; set it to 1"
+    if ppo.whitening_used != "off" and tokens < 2:
+        yield (
+            f"ppo.whitening {ppo.whitening_used!r} makes the advantage of a single token 0, but an iteration "
+            "is one response of one token; set it to off, or sample more"
         )
-    if not ppo.needs_critic and ppo.critic_warmup_iterations:
-        problems.append(
+
+
+def _broken_critic_rules(ppo: PPOConfig) -> Iterator[str]:
+    if ppo.needs_critic:
+        return
+    if ppo.critic_warmup_iterations:
+        yield (
             f"ppo.critic_warmup_iterations must be 0 without a critic, but is "
             f"{ppo.critic_warmup_iterations} with ppo.advantage {ppo.advantage!r}; set it to 0 or use gae"
         )
-    if ppo.ratio == "sequence" and ppo.correction.kind == "icepop":
-        problems.append(
-            "ppo.correction.kind 'icepop' drops single tokens, but ppo.ratio 'sequence' has one ratio a "
-            "response; use sequence_mask, or ppo.ratio token"
-        )
+    off = f"ppo.advantage 'gae', but that is {ppo.advantage!r}"
+    yield from in_vain(ppo, ("lam", "value_clip_range"), "ppo.", off)
+
+
+def _broken_loss_rules(ppo: PPOConfig) -> Iterator[str]:
     if ppo.constant_length is not None and ppo.aggregation != "sequence_sum":
-        problems.append(
+        yield (
             f"ppo.constant_length belongs to ppo.aggregation 'sequence_sum', but that is "
             f"{ppo.aggregation!r}; remove it or change the aggregation"
         )
+    if ppo.log_ratio_clamp is None:
+        return
+    reach = {
+        "ppo.clip_range_low": -math.log1p(-ppo.clip_range_low),
+        "ppo.clip_range_high": math.log1p(ppo.clip_range_high),
+        "ppo.dual_clip": math.log(ppo.dual_clip or 1),
+    }
+    for key, needed in reach.items():
+        if ppo.log_ratio_clamp <= needed:
+            yield (
+                f"ppo.log_ratio_clamp must exceed {needed:.4g}, the log ratio at which {key} clips, but is "
+                f"{ppo.log_ratio_clamp:g}; raise it"
+            )
+
+
+def _broken_correction_rules(ppo: PPOConfig) -> Iterator[str]:
+    kind = ppo.correction.kind
+    if ppo.ratio == "sequence" and kind == "icepop":
+        yield (
+            "ppo.correction.kind 'icepop' drops single tokens, but ppo.ratio 'sequence' has one ratio a "
+            "response; use sequence_mask, or ppo.ratio token"
+        )
+    vain = {"none": ("low", "high"), "tis": ("low",)}.get(kind, ())
+    off = f"another ppo.correction.kind, but that is {kind!r}"
+    yield from in_vain(ppo.correction, vain, "ppo.correction.", off)
+
+
+def _broken_kl_rules(kl: KLConfig, episodes: int) -> Iterator[str]:
     if not kl.measure and (kl.coef > 0 or kl.controller == "adaptive"):
-        problems.append(
+        yield (
             f"ppo.kl.measure false needs ppo.kl.coef 0 and a fixed controller, but they are {kl.coef:g} and "
             f"{kl.controller!r}; set measure to true"
         )
-    if (
-        kl.controller == "adaptive"
-        and kl.target_per_response is None
-        and kl.target_per_token is None
-    ):
-        problems.append(
-            "ppo.kl.controller 'adaptive' needs a target; set ppo.kl.target_per_response or target_per_token"
+    if kl.controller == "fixed":
+        names = ("target_per_response", "target_per_token", "horizon")
+        off = "ppo.kl.controller 'adaptive', but that is 'fixed'"
+        yield from in_vain(kl, names, "ppo.kl.", off)
+        return
+    if kl.coef == 0:
+        yield (
+            "ppo.kl.controller 'adaptive' multiplies ppo.kl.coef, which stays 0 where it starts at 0; set "
+            "it above 0, or use a fixed controller"
         )
-    if kl.controller == "adaptive" and episodes >= 5 * kl.horizon:
-        problems.append(
+    if kl.target_per_response is None and kl.target_per_token is None:
+        yield "ppo.kl.controller 'adaptive' needs a target; set ppo.kl.target_per_response or target_per_token"
+    if kl.target_per_token is not None:
+        off = f"a controller without ppo.kl.target_per_token, but that is {kl.target_per_token:g}"
+        yield from in_vain(kl, ("target_per_response",), "ppo.kl.", off)
+    if episodes >= 5 * kl.horizon:
+        yield (
             f"ppo.kl.horizon must exceed a fifth of the episodes of an iteration, but is "
             f"{kl.horizon} for {episodes} episodes (rollout.prompts_per_iteration x "
             "rollout.samples_per_prompt); raise it"
         )
-    return problems

@@ -10,12 +10,13 @@ from typing import Literal
 
 from pydantic import model_validator
 
-from rlhf_core.config.fields import BrokenRulesError, Group, group, option
+from rlhf_core.config.fields import BrokenRulesError, Group, group, in_vain, option
 from rlhf_core.config.ppo import PPOConfig, RolloutConfig, broken_ppo_rules
 from rlhf_core.config.reward import RewardConfig, broken_reward_rules
 from rlhf_core.errors import ConfigError
 from rlhf_core.metrics import find
 
+KL_METRICS = ("kl/response", "kl/token", "kl/loss", "eval/kl_response")
 ROLES = ("rollout", "learner", "critic", "reference", "reward")
 
 
@@ -86,11 +87,14 @@ class OptimConfig(Group):
     policy: AdamWConfig = group(AdamWConfig, "Optimiser of the policy.")
     critic: AdamWConfig = group(AdamWConfig, "Optimiser of the critic.")
     micro_batch_size: int = option(
-        64, "Sequences in one forward and backward pass.", unit="sequences", ge=1
+        64,
+        "Sequences in one pass of a model, forward or forward and backward.",
+        unit="sequences",
+        ge=1,
     )
     micro_batch_tokens: int | None = option(
         None,
-        "Tokens, padding included, in one forward and backward pass of an update, used instead where set.",
+        "Tokens, padding included, in one pass, used instead where set.",
         unit="tokens",
         ge=1,
     )
@@ -236,24 +240,51 @@ def _broken_rules(config: TrialConfig) -> list[str]:
         )
     problems += broken_reward_rules(config.reward, config.rollout.max_new_tokens)
     problems += broken_ppo_rules(config.ppo, config.rollout)
-    for role in ("policy", "critic"):
-        optim = getattr(config.optim, role)
-        if optim.warmup_iterations >= optim.horizon_iterations:
-            problems.append(
-                f"optim.{role}.warmup_iterations must be below horizon_iterations, but is "
-                f"{optim.warmup_iterations} of {optim.horizon_iterations}; lower the one or raise the other"
-            )
+    problems += _broken_optim_rules(config.optim)
     if config.sync.interval != 1 and config.sync.interval_episodes is not None:
         problems.append("sync.interval and sync.interval_episodes exclude each other; remove one")
-    try:
-        if find(config.checkpoint.metric, "checkpoint.metric").direction == "none":
+    return problems + _broken_metric_rules(config)
+
+
+def _broken_optim_rules(optim: OptimConfig) -> list[str]:
+    problems = []
+    for role in ("policy", "critic"):
+        own: AdamWConfig = getattr(optim, role)
+        if own.warmup_iterations >= own.horizon_iterations:
             problems.append(
-                f"checkpoint.metric: {config.checkpoint.metric!r} has no better direction; name "
-                "another"
+                f"optim.{role}.warmup_iterations must be below horizon_iterations, but is "
+                f"{own.warmup_iterations} of {own.horizon_iterations}; lower the one or raise the other"
             )
-    except ConfigError as error:
-        problems += error.problems
+        if own.schedule == "constant":
+            off = f"a schedule that falls, but optim.{role}.schedule is 'constant'"
+            problems += in_vain(own, ("min_lr_ratio",), f"optim.{role}.", off)
+    if optim.micro_batch_tokens is not None:
+        off = f"batches without optim.micro_batch_tokens, but that is {optim.micro_batch_tokens}"
+        problems += in_vain(optim, ("micro_batch_size",), "optim.", off)
     return problems
+
+
+def _broken_metric_rules(config: TrialConfig) -> list[str]:
+    name, ppo = config.checkpoint.metric, config.ppo
+    try:
+        direction = find(name, "checkpoint.metric").direction
+    except ConfigError as error:
+        return list(error.problems)
+    if direction == "none":
+        return [f"checkpoint.metric: {name!r} has no better direction; name another"]
+    unmeasured = {
+        "ppo.kl.measure false": not ppo.kl.measure and name in KL_METRICS,
+        f"ppo.advantage {ppo.advantage!r}": not ppo.needs_critic and name.startswith("value/"),
+        "ppo.correction.kind 'none'": (
+            ppo.correction.kind == "none" and name.startswith("correction/")
+        ),
+        f"ppo.kl.mode {ppo.kl.mode!r}": ppo.kl.mode != "loss" and name == "kl/loss",
+    }
+    return [
+        f"checkpoint.metric: {name!r} is not measured with {off}; name another or change that"
+        for off, is_off in unmeasured.items()
+        if is_off
+    ]
 
 
 def _broken_resource_rules(resources: ResourcesConfig) -> list[str]:
