@@ -111,9 +111,9 @@ def sample_and_score(
     return Scored(sample.prompts, whole, scores, ref_BT)
 
 
-def summarise(scored: Scored) -> dict[str, float]:
-    """``proxy, length`` and, where they are measured, ``kl_response, heldout, heldout_stderr, component/NAME``."""
-    batch = batch_metrics(scored.rollout, scored.scores, scored.ref_logprobs_BT)
+def summarise(config: TrialConfig, scored: Scored) -> dict[str, float]:
+    """``proxy, length``, and where measured ``kl_response, heldout, heldout_stderr, weighted, component/NAME``."""
+    batch = batch_metrics(config, scored.rollout, scored.scores, scored.ref_logprobs_BT)
     summary = {
         "proxy": batch["reward/proxy"],
         "length": batch["rollout/length"],
@@ -123,6 +123,8 @@ def summarise(scored: Scored) -> dict[str, float]:
     if scored.scores.heldout_B is not None:
         summary["heldout"] = batch["reward/heldout"]
         summary["heldout_stderr"] = standard_error(scored.scores.heldout_B)
+    if scored.scores.extra:
+        summary["weighted"] = batch["reward/weighted"]
     for name in scored.scores.extra:
         summary[f"component/{name}"] = batch[f"reward/component/{name}"]
     return summary

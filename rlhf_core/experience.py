@@ -112,7 +112,7 @@ def build_experience(
         gamma=ppo.gamma,
         lam=ppo.lam,
     )
-    metrics = batch_metrics(rollout, batch.scores, ref_BT)
+    metrics = batch_metrics(config, rollout, batch.scores, ref_BT)
     metrics["reward/shaped"] = float(scores_B.mean())
     metrics["reward/total"] = float(
         kl_penalised(scores_B, kl_BT, mask_BT, coef=in_reward).sum(1).mean()
@@ -134,9 +134,9 @@ def build_experience(
 
 
 def batch_metrics(
-    rollout: Rollout, scores: Scores, ref_logprobs_BT: Tensor | None
+    config: TrialConfig, rollout: Rollout, scores: Scores, ref_logprobs_BT: Tensor | None
 ) -> dict[str, float]:
-    """Reward, KL (where there is a reference) and length of a batch of responses."""
+    """Rewards, KL (where there is a reference) and length of a batch of responses."""
     mask_BT = rollout.response_mask_BT
     metrics = {
         "reward/proxy": float(scores.proxy_B.mean()),
@@ -150,6 +150,8 @@ def batch_metrics(
         metrics["kl/token"] = kl / float(mask_BT.sum())
     if scores.heldout_B is not None:
         metrics["reward/heldout"] = float(scores.heldout_B.mean())
+    if scores.extra:
+        metrics["reward/weighted"] = float(weighted_scores(config, scores).mean())
     for name, component_B in scores.extra.items():
         metrics[f"reward/component/{name}"] = float(component_B.mean())
     return metrics

@@ -62,6 +62,13 @@ def _entries() -> Iterable[Metric]:
     yield m(
         "reward/component/NAME", "", "none", "mean", "Reward reward.extra.NAME, before its weight."
     )
+    yield m(
+        "reward/weighted",
+        "",
+        "up",
+        "mean",
+        "Weighted sum of the main reward and those of reward.extra, before normalisation and penalties.",
+    )
     yield m("reward/shaped", "", "up", "mean", "Score that is optimised, before the KL penalty.")
     yield m("reward/total", "", "up", "mean", "Sum of rewards of an episode, KL penalty included.")
     yield m(
@@ -125,6 +132,7 @@ def _entries() -> Iterable[Metric]:
     yield m("eval/heldout", "", "up", "mean", "Held-out reward on held-out prompts, fixed seed.")
     yield m("eval/heldout_stderr", "", "none", "last", "Standard error of eval/heldout.")
     yield m("eval/proxy", "", "up", "mean", "Main reward on held-out prompts, fixed seed.")
+    yield m("eval/weighted", "", "up", "mean", "reward/weighted on held-out prompts, fixed seed.")
     yield m(
         "eval/component/NAME",
         "",

@@ -231,7 +231,7 @@ class PPOTrial:
             sample = sample_and_score(
                 self.groups, chunks, self._context(self.iteration), self.config, self.pad_id
             )
-        return {f"eval/{name}": value for name, value in summarise(sample).items()}
+        return {f"eval/{name}": value for name, value in summarise(self.config, sample).items()}
 
     def _finish(self, phases: Phases, metrics: dict[str, float]) -> IterationMetrics:
         """Adds times, busy shares and costs; a number that is not finite ends the trial, unsaved."""

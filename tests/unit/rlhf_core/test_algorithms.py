@@ -115,8 +115,11 @@ def test_named_rewards_are_weighed_in_and_logged_by_themselves(zoo: Zoo) -> None
     assert len(set(parts.values())) == 3
     total = 2 * last["reward/proxy"] + 0.5 * parts["long"] - 3 * parts["safe"]
     assert last["reward/shaped"] == pytest.approx(total, rel=1e-5)
+    assert last["reward/weighted"] == pytest.approx(total, rel=1e-5)
     for m in values:
-        assert {f"eval/component/{name}" for name in parts} <= m.values.keys()
+        evaluated = {name: m.values[f"eval/component/{name}"] for name in parts}
+        total = 2 * m.values["eval/proxy"] + 0.5 * evaluated["long"] - 3 * evaluated["safe"]
+        assert m.values["eval/weighted"] == pytest.approx(total, rel=1e-5)
     # Only weighed, the rewards themselves stay: the first rollouts are those of the plain trial.
     plain = run(trial_config(zoo, budget__iterations=1, eval__prompts=8))[1][-1].values
     assert last["reward/proxy"] == plain["reward/proxy"]
