@@ -112,10 +112,11 @@ def sample_and_score(
 
 
 def summarise(config: TrialConfig, scored: Scored) -> dict[str, float]:
-    """``proxy, length``, and where measured ``kl_response, heldout, heldout_stderr, weighted, component/NAME``."""
+    """``proxy, weighted, length``, and where measured ``kl_response, heldout, heldout_stderr, component/NAME``."""
     batch = batch_metrics(config, scored.rollout, scored.scores, scored.ref_logprobs_BT)
     summary = {
         "proxy": batch["reward/proxy"],
+        "weighted": batch["reward/weighted"],
         "length": batch["rollout/length"],
     }
     if "kl/response" in batch:
@@ -123,8 +124,6 @@ def summarise(config: TrialConfig, scored: Scored) -> dict[str, float]:
     if scored.scores.heldout_B is not None:
         summary["heldout"] = batch["reward/heldout"]
         summary["heldout_stderr"] = standard_error(scored.scores.heldout_B)
-    if scored.scores.extra:
-        summary["weighted"] = batch["reward/weighted"]
     for name in scored.scores.extra:
         summary[f"component/{name}"] = batch[f"reward/component/{name}"]
     return summary

@@ -141,6 +141,7 @@ def batch_metrics(
     metrics = {
         "reward/proxy": float(scores.proxy_B.mean()),
         "reward/proxy_std": float(scores.proxy_B.std(correction=0)),
+        "reward/weighted": float(weighted_scores(config, scores).mean()),
         "rollout/length": float(rollout.response_lengths_B.float().mean()),
         "rollout/truncated_share": float((~rollout.finished_B).float().mean()),
     }
@@ -150,8 +151,6 @@ def batch_metrics(
         metrics["kl/token"] = kl / float(mask_BT.sum())
     if scores.heldout_B is not None:
         metrics["reward/heldout"] = float(scores.heldout_B.mean())
-    if scores.extra:
-        metrics["reward/weighted"] = float(weighted_scores(config, scores).mean())
     for name, component_B in scores.extra.items():
         metrics[f"reward/component/{name}"] = float(component_B.mean())
     return metrics

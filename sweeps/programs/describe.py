@@ -25,7 +25,7 @@ def measured_by(config: TrialConfig, objective: str) -> list[str]:
     asked = f"the prompts of task {data.task}" if prompts is None else prompts
     remedy = [f"reward.heldout_{own[0]} to measure by your own"]
     if "heldout" in objective:
-        remedy.append("search.objective: eval/proxy to select by the reward that is optimised")
+        remedy.append("search.objective: eval/weighted to select by the reward that is optimised")
     if data.eval_prompts is None or data.test_prompts is None:
         remedy.append("data.eval_prompts and data.test_prompts for prompts of your own")
     return [

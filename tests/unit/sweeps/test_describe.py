@@ -24,7 +24,7 @@ def test_a_reward_of_ones_own_beside_the_held_out_of_the_task_is_said() -> None:
         "prompts of task builtin:reviews, while the reward that is optimised is reward.function "
         "sweep_helpers:brevity"
     )
-    for remedy in ("reward.heldout_function", "eval/proxy", "data.eval_prompts"):
+    for remedy in ("reward.heldout_function", "eval/weighted", "data.eval_prompts"):
         assert remedy in line
     (line,) = notes(**{"data.eval_prompts": "mine.jsonl", "data.test_prompts": "test.jsonl"})
     assert "on mine.jsonl" in line
@@ -32,7 +32,7 @@ def test_a_reward_of_ones_own_beside_the_held_out_of_the_task_is_said() -> None:
 
 
 def test_another_objective_leaves_only_the_last_judgement() -> None:
-    (line,) = notes("eval/proxy", **{"data.test_prompts": "test.jsonl"})
+    (line,) = notes("eval/weighted", **{"data.test_prompts": "test.jsonl"})
     assert line.startswith("the last judgement is measured by")
     assert "on test.jsonl" in line
 
