@@ -429,6 +429,8 @@ for _role in ("policy", "critic"):
 
 # Options that evaluation sees before the first update.
 EVALUATED = (
+    "reward.weight",
+    "reward.extra.NAME.weight",
     "reward.extra.NAME.model",
     "reward.extra.NAME.function",
     "reward.extra.NAME.offset",
