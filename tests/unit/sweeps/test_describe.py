@@ -45,6 +45,7 @@ def test_nothing_is_said_where_nothing_is_mixed() -> None:
 @pytest.mark.parametrize("preset", preset_names())
 def test_best_yaml_lists_what_differs_and_reads_back_equal(preset: str, tmp_path: Path) -> None:
     changes = {"optim.policy.lr": 0.00278285123456789, "rollout.stop": (), "seed": 3}
+    changes |= {"reward.extra.brevity.function": "sweep_helpers:brevity"}
     config = apply(resolve_trial(preset, preset), changes)
     file = tmp_path / "best.yaml"
     file.write_text(PPOProgram().dump(config.model_dump(mode="json"), "two\nlines"))
@@ -53,6 +54,8 @@ def test_best_yaml_lists_what_differs_and_reads_back_equal(preset: str, tmp_path
     assert text.startswith("# two\n# lines\n")
     assert "lr: 0.00278285123456789" in text
     assert "beta1" not in text
+    assert '    brevity:\n      function: "sweep_helpers:brevity"\n' in text
+    assert "offset" not in text
 
 
 def test_text_that_looks_like_a_number_stays_text(tmp_path: Path) -> None:
