@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
-from rlhf_core.metrics import CATALOGUE
+from rlhf_core.metrics import entry
 
 DASH = "-"
 
@@ -32,8 +32,8 @@ def shorten(keys: Iterable[str]) -> dict[str, str]:
 
 def axis_label(metric: str) -> str:
     """The metric with its unit from the catalogue; a name it does not know stands for itself."""
-    entry = CATALOGUE.get(metric)
-    return entry.label if entry else metric
+    known = entry(metric)
+    return known.label if known else metric
 
 
 def number(value: object, digits: int = 3) -> str:

@@ -69,6 +69,7 @@ def render() -> str:
         "## Options of a trial",
         "",
         "Keys of a trial's file, of `base` in a sweep, and of a search space.",
+        "`NAME` is a name of your own: lower-case letters, digits and underscores, a letter first.",
         "",
         *options(TrialConfig),
         "",

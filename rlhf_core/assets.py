@@ -46,6 +46,7 @@ class Assets:
     reference: str
     reward: RewardSource
     heldout: RewardSource | None
+    extra: Mapping[str, RewardSource]
     prompts: Mapping[str, str]
 
 
@@ -97,6 +98,10 @@ def resolve(config: TrialConfig, progress: Progress | None = None) -> Assets:
         reference=_place(config.model.reference) or policy,
         reward=proxy,
         heldout=heldout,
+        extra={
+            name: RewardSource(_place(part.model), part.function, part.offset)
+            for name, part in reward.extra.items()
+        },
         prompts={split: path or train for split, path in prompts.items()},
     )
 
@@ -140,16 +145,21 @@ def problems(config: TrialConfig) -> list[str]:
         "model.reference": config.model.reference,
         "reward.model": config.reward.model,
         "reward.heldout_model": config.reward.heldout_model,
+        **{f"reward.extra.{name}.model": p.model for name, p in config.reward.extra.items()},
     }
     found += [
         p
         for key, source in models.items()
         if source and (p := problem_of_model(source, key, tokenizer=key != "model.reference"))
     ]
-    for key in ("function", "extra_function", "heldout_function"):
-        path = getattr(config.reward, key)
+    functions = {
+        "reward.function": config.reward.function,
+        "reward.heldout_function": config.reward.heldout_function,
+        **{f"reward.extra.{name}.function": p.function for name, p in config.reward.extra.items()},
+    }
+    for key, path in functions.items():
         if path is not None:
-            found += _try(lambda path=path, key=key: load_function(path, f"reward.{key}"))
+            found += _try(lambda path=path, key=key: load_function(path, key))
     for split, file in _prompt_files(config).items():
         key = "data.prompts" if split == "train" else f"data.{split}_prompts"
         if file is not None:

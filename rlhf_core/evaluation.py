@@ -31,7 +31,7 @@ class Pending:
         scores = Scores(
             torch.cat([part.proxy_B for part in parts]),
             _joined([part.heldout_B for part in parts]),
-            _joined([part.extra_B for part in parts]),
+            {name: torch.cat([part.extra[name] for part in parts]) for name in parts[0].extra},
         )
         if self.reference is None:
             return scores, None
@@ -111,11 +111,12 @@ def sample_and_score(
     return Scored(sample.prompts, whole, scores, ref_BT)
 
 
-def summarise(scored: Scored) -> dict[str, float]:
-    """``proxy, length`` and, where they are measured, ``kl_response, heldout, heldout_stderr``."""
-    batch = batch_metrics(scored.rollout, scored.scores, scored.ref_logprobs_BT)
+def summarise(config: TrialConfig, scored: Scored) -> dict[str, float]:
+    """``proxy, weighted, length``, and where measured ``kl_response, heldout, heldout_stderr, component/NAME``."""
+    batch = batch_metrics(config, scored.rollout, scored.scores, scored.ref_logprobs_BT)
     summary = {
         "proxy": batch["reward/proxy"],
+        "weighted": batch["reward/weighted"],
         "length": batch["rollout/length"],
     }
     if "kl/response" in batch:
@@ -123,4 +124,6 @@ def summarise(scored: Scored) -> dict[str, float]:
     if scored.scores.heldout_B is not None:
         summary["heldout"] = batch["reward/heldout"]
         summary["heldout_stderr"] = standard_error(scored.scores.heldout_B)
+    for name in scored.scores.extra:
+        summary[f"component/{name}"] = batch[f"reward/component/{name}"]
     return summary

@@ -41,6 +41,14 @@ class Batch:
     values_BT: Tensor | None
 
 
+def weighted_scores(config: TrialConfig, scores: Scores) -> Tensor:
+    """The weighted sum of all rewards of each response, float32 [B]."""
+    reward = config.reward
+    weights = {f"reward.extra.{name}": part.weight for name, part in reward.extra.items()}
+    parts = {f"reward.extra.{name}": part_B for name, part_B in scores.extra.items()}
+    return combine_scores({"reward": scores.proxy_B, **parts}, {"reward": reward.weight, **weights})
+
+
 def shaped_scores(
     config: TrialConfig, batch: Batch, norm: RunningNorm
 ) -> tuple[Tensor, RunningNorm]:
@@ -50,10 +58,7 @@ def shaped_scores(
         Scores, float32 [B], and the running normalisation after them.
     """
     reward, rollout = config.reward, batch.rollout
-    scores_B = batch.scores.proxy_B
-    if batch.scores.extra_B is not None:
-        parts = {"proxy": scores_B, "extra": batch.scores.extra_B}
-        scores_B = combine_scores(parts, {"proxy": 1.0, "extra": reward.extra_weight})
+    scores_B = weighted_scores(config, batch.scores)
     if reward.normalise == "static":
         scores_B = normalise_scores(scores_B, mean=reward.mean, std=reward.std)
     elif reward.normalise == "running":
@@ -107,7 +112,7 @@ def build_experience(
         gamma=ppo.gamma,
         lam=ppo.lam,
     )
-    metrics = batch_metrics(rollout, batch.scores, ref_BT)
+    metrics = batch_metrics(config, rollout, batch.scores, ref_BT)
     metrics["reward/shaped"] = float(scores_B.mean())
     metrics["reward/total"] = float(
         kl_penalised(scores_B, kl_BT, mask_BT, coef=in_reward).sum(1).mean()
@@ -129,13 +134,14 @@ def build_experience(
 
 
 def batch_metrics(
-    rollout: Rollout, scores: Scores, ref_logprobs_BT: Tensor | None
+    config: TrialConfig, rollout: Rollout, scores: Scores, ref_logprobs_BT: Tensor | None
 ) -> dict[str, float]:
-    """Reward, KL (where there is a reference) and length of a batch of responses."""
+    """Rewards, KL (where there is a reference) and length of a batch of responses."""
     mask_BT = rollout.response_mask_BT
     metrics = {
         "reward/proxy": float(scores.proxy_B.mean()),
         "reward/proxy_std": float(scores.proxy_B.std(correction=0)),
+        "reward/weighted": float(weighted_scores(config, scores).mean()),
         "rollout/length": float(rollout.response_lengths_B.float().mean()),
         "rollout/truncated_share": float((~rollout.finished_B).float().mean()),
     }
@@ -145,8 +151,8 @@ def batch_metrics(
         metrics["kl/token"] = kl / float(mask_BT.sum())
     if scores.heldout_B is not None:
         metrics["reward/heldout"] = float(scores.heldout_B.mean())
-    if scores.extra_B is not None:
-        metrics["reward/extra"] = float(scores.extra_B.mean())
+    for name, component_B in scores.extra.items():
+        metrics[f"reward/component/{name}"] = float(component_B.mean())
     return metrics
 
 

@@ -105,7 +105,9 @@ def _compare(config: TrialConfig, before: Scored, after: Scored) -> Judgement:
     tokenizer = load_tokenizer(resolve(config).policy)
     first, last = _measured(before), _measured(after)
     gain_B = last - first
-    old, new = (batch_metrics(s.rollout, s.scores, s.ref_logprobs_BT) for s in (before, after))
+    old, new = (
+        batch_metrics(config, s.rollout, s.scores, s.ref_logprobs_BT) for s in (before, after)
+    )
     texts = zip(
         (prompt.text for prompt in before.prompts),
         decode_responses(tokenizer, before.rollout),

@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from rlhf_core.errors import ConfigError, nearest
 
 Direction = Literal["up", "down", "none"]
 Reduction = Literal["mean", "max", "sum", "last"]
+# Stands in the name of an entry for the name of each of a family of metrics.
+NAME = "NAME"
 
 
 @dataclass(frozen=True)
@@ -45,7 +47,11 @@ class Metric:
 def _entries() -> Iterable[Metric]:
     m = Metric
     yield m(
-        "reward/proxy", "", "up", "mean", "Learned reward of the rollouts, before the KL penalty."
+        "reward/proxy",
+        "",
+        "up",
+        "mean",
+        "Main reward of the rollouts, before its weight and the KL penalty.",
     )
     yield m(
         "reward/proxy_std", "", "none", "last", "Standard deviation of reward/proxy over episodes."
@@ -54,7 +60,14 @@ def _entries() -> Iterable[Metric]:
         "reward/heldout", "", "up", "mean", "Held-out reward of the same rollouts; never optimised."
     )
     yield m(
-        "reward/extra", "", "none", "mean", "Second reward of the weighted sum, before its weight."
+        "reward/component/NAME", "", "none", "mean", "Reward reward.extra.NAME, before its weight."
+    )
+    yield m(
+        "reward/weighted",
+        "",
+        "up",
+        "mean",
+        "Weighted sum of the main reward and those of reward.extra, before normalisation and penalties.",
     )
     yield m("reward/shaped", "", "up", "mean", "Score that is optimised, before the KL penalty.")
     yield m("reward/total", "", "up", "mean", "Sum of rewards of an episode, KL penalty included.")
@@ -118,7 +131,15 @@ def _entries() -> Iterable[Metric]:
     yield m("weights/version", "versions", "none", "last", "Weight version after this iteration.")
     yield m("eval/heldout", "", "up", "mean", "Held-out reward on held-out prompts, fixed seed.")
     yield m("eval/heldout_stderr", "", "none", "last", "Standard error of eval/heldout.")
-    yield m("eval/proxy", "", "up", "mean", "Learned reward on held-out prompts, fixed seed.")
+    yield m("eval/proxy", "", "up", "mean", "Main reward on held-out prompts, fixed seed.")
+    yield m("eval/weighted", "", "up", "mean", "reward/weighted on held-out prompts, fixed seed.")
+    yield m(
+        "eval/component/NAME",
+        "",
+        "none",
+        "mean",
+        "Reward reward.extra.NAME on held-out prompts, fixed seed.",
+    )
     yield m("eval/kl_response", "nats", "down", "mean", "KL to the reference on held-out prompts.")
     yield m("eval/length", "tokens", "none", "mean", "Tokens of a response to a held-out prompt.")
     phases = {
@@ -149,12 +170,31 @@ def _entries() -> Iterable[Metric]:
 CATALOGUE: dict[str, Metric] = {metric.name: metric for metric in _entries()}
 
 
+def entry(name: str) -> Metric | None:
+    """The entry ``name``, or that of its family under this name; None where the catalogue has neither."""
+    family, _, _ = name.rpartition("/")
+    found = CATALOGUE.get(f"{family}/{NAME}") if name not in CATALOGUE else CATALOGUE[name]
+    if found is None or found.name == name:
+        return found
+    own = name.removeprefix(f"{family}/")
+    return replace(found, name=name, description=found.description.replace(NAME, own))
+
+
 def find(name: str, source: str = "metric") -> Metric:
-    """The entry ``name``; an unknown name is an error that lists near misses."""
-    try:
-        return CATALOGUE[name]
-    except KeyError:
-        raise ConfigError(f"{source}: no metric {name!r}{nearest(name, CATALOGUE)}") from None
+    """The same; an unknown name is an error that lists near misses."""
+    found = entry(name)
+    if found is None:
+        raise ConfigError(f"{source}: no metric {name!r}{nearest(name, CATALOGUE)}")
+    return found
+
+
+def names_under(components: Iterable[str]) -> tuple[str, ...]:
+    """Every name of the catalogue, families under each of ``components``."""
+    return tuple(
+        name
+        for known in CATALOGUE
+        for name in ([known.replace(NAME, c) for c in components] if NAME in known else [known])
+    )
 
 
 def first_nonfinite(metrics: Mapping[str, float]) -> str | None:
@@ -164,7 +204,7 @@ def first_nonfinite(metrics: Mapping[str, float]) -> str | None:
 
 def repeatable(metrics: Mapping[str, float]) -> dict[str, float]:
     """The metrics that equal seeds reproduce; what the catalogue does not know counts as one."""
-    return {k: v for k, v in metrics.items() if k not in CATALOGUE or CATALOGUE[k].repeatable}
+    return {k: v for k, v in metrics.items() if (known := entry(k)) is None or known.repeatable}
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from rlhf_core.assets import resolve
 from rlhf_core.config.trial import ROLES, AdamWConfig, TrialConfig
 from rlhf_core.errors import CheckpointError, DivergedError
 from rlhf_core.evaluation import Sample, sample_and_score, summarise
-from rlhf_core.experience import Batch, build_experience, staleness_metrics
+from rlhf_core.experience import Batch, build_experience, staleness_metrics, weighted_scores
 from rlhf_core.metrics import IterationMetrics, find, first_nonfinite
 from rlhf_core.models.load import load_tokenizer
 from rlhf_core.ppo.groups import groups_with_spread
@@ -162,7 +162,7 @@ class PPOTrial:
             self.config, batch, self.kl.coef, self.norm
         )
         if self.config.ppo.filter_groups:
-            kept_B = groups_with_spread(scores.proxy_B, batch.groups_B)
+            kept_B = groups_with_spread(weighted_scores(self.config, scores), batch.groups_B)
             self._kept = kept_B.nonzero().squeeze(1).tolist()
             metrics["rollout/filtered_share"] = 1 - len(self._kept) / whole.size
         return experience, metrics
@@ -231,7 +231,7 @@ class PPOTrial:
             sample = sample_and_score(
                 self.groups, chunks, self._context(self.iteration), self.config, self.pad_id
             )
-        return {f"eval/{name}": value for name, value in summarise(sample).items()}
+        return {f"eval/{name}": value for name, value in summarise(self.config, sample).items()}
 
     def _finish(self, phases: Phases, metrics: dict[str, float]) -> IterationMetrics:
         """Adds times, busy shares and costs; a number that is not finite ends the trial, unsaved."""

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from rlhf_core.config.trial import PPOConfig
+from rlhf_core.config.ppo import PPOConfig
 
 
 @dataclass(frozen=True)
@@ -228,11 +228,11 @@ class Scores:
     """Rewards of a rollout batch.
 
     Attributes:
-        proxy_B: The learned or user-given reward that is optimised (float32).
+        proxy_B: The learned or user-given reward that is optimised, before its weight (float32).
         heldout_B: The held-out reward, or None where the task has none (float32).
-        extra_B: The second reward of the weighted sum, or None (float32).
+        extra: The further rewards of the weighted sum by name, before their weights (each float32 [B]).
     """
 
     proxy_B: Tensor
     heldout_B: Tensor | None
-    extra_B: Tensor | None = None
+    extra: Mapping[str, Tensor] = field(default_factory=dict)

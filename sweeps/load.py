@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from rlhf_core.config.fields import validate
+from rlhf_core.config.fields import spelled, validate
 from rlhf_core.config.io import parse_yaml, read_mapping
-from rlhf_core.config.overrides import merge, nest
+from rlhf_core.config.overrides import flat, merge, nest
 from rlhf_core.errors import ConfigError, nearest
 from search_spaces import Space, SpaceError, codec, presets
 from sweeps.config import Constraint, SweepConfig
@@ -100,17 +100,6 @@ def _overridden(values: dict[str, Any], overrides: Mapping[str, Any], name: str)
     return values
 
 
-def flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """``{"a": {"b": 1}}`` -> ``{"a.b": 1}``; an empty mapping stays a value."""
-    leaves: dict[str, Any] = {}
-    for key, value in tree.items():
-        if isinstance(value, Mapping) and value:
-            leaves |= flat(value, f"{prefix}{key}.")
-        else:
-            leaves[f"{prefix}{key}"] = value
-    return leaves
-
-
 def _expand_base(values: dict[str, Any]) -> dict[str, Any]:
     """``base: NAME`` is short for ``base: {extends: NAME}``."""
     base = values.get("base")
@@ -136,11 +125,11 @@ def _problems(loaded: Loaded) -> list[str]:
     config, program, space = loaded.config, loaded.program, loaded.space
     found = list(program.check(loaded.base, {}))
     keys = program.keys()
-    unknown = [key for key in space if key not in keys]
-    found += [f"space: unknown key {key!r}{nearest(key, keys)}" for key in unknown]
+    unknown = [key for key in space if key not in spelled(keys, key)]
+    found += [f"space: unknown key {key!r}{nearest(key, spelled(keys, key))}" for key in unknown]
     if not unknown and not found:
         found += _space_problems(loaded)
-    found += _metric_problems(config, program)
+    found += _metric_problems(config, program.metrics(loaded.base, tuple(space)))
     for number, point in enumerate(config.search.points):
         strange = [key for key in point if key not in space]
         found += [
@@ -182,8 +171,7 @@ def _space_problems(loaded: Loaded) -> list[str]:
     return list(lines)
 
 
-def _metric_problems(config: SweepConfig, program: TrialProgram) -> list[str]:
-    known = program.metrics()
+def _metric_problems(config: SweepConfig, known: Collection[str] | None) -> list[str]:
     if known is None:
         return []
     named = {

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from rlhf_core.config import TrialConfig, known_keys, preset_names
+from rlhf_core.config.fields import NAME
 from search_spaces import presets
 from sweeps.config import SweepConfig
 
@@ -50,9 +52,16 @@ def _space_schema() -> dict[str, Any]:
         "additionalProperties": False,
         "oneOf": [{"required": [kind]} for kind in ("float", "int", "choice", "constant")],
     }
-    keys: dict[str, Any] = dict.fromkeys(known_keys(), domain)
+    keys = {key: domain for key in known_keys() if NAME not in key.split(".")}
+    # The keys below a name of the user's own.
+    named = {
+        "^" + re.escape(key).replace(NAME, "[a-z][a-z0-9_]*") + "$": domain
+        for key in known_keys()
+        if key not in keys
+    }
     return {
         "type": "object",
         "properties": {"extends": {"enum": list(presets.names())}, **keys},
+        "patternProperties": named,
         "additionalProperties": False,
     }

@@ -80,7 +80,9 @@ def _check_resume(folder: Path, config: TrialConfig) -> None:
     if not file.is_file():
         raise ConfigError(f"--resume: {folder} holds no trial; leave --resume out")
     before, now = flatten(load_trial(file)), flatten(config)
-    changed = [k for k in now if before[k] != now[k] and not k.startswith(MAY_CHANGE)]
+    # Of both: one may name a reward that the other lacks.
+    keys = [key for key in {**before, **now} if not key.startswith(MAY_CHANGE)]
+    changed = [key for key in keys if before.get(key) != now.get(key)]
     if changed:
         raise ConfigError(
             f"--resume: {folder} holds a trial with another {', '.join(changed[:3])}; set what it was, or "

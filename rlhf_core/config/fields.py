@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any, TypeVar, get_args
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Annotated, Any, TypeVar, get_args, get_origin
 
 from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
+    StringConstraints,
     ValidationError,
     ValidationInfo,
     field_validator,
@@ -50,6 +52,23 @@ class BrokenRulesError(ValueError):
         super().__init__("; ".join(problems))
 
 
+def in_vain(config: Group, names: Sequence[str], prefix: str, off: str) -> list[str]:
+    """A line for each option that differs from its default although what reads it is off.
+
+    Args:
+        config: The group of the options.
+        names: Options that only something else makes count.
+        prefix: What stands before them in a dotted key.
+        off: What they belong to and what it is instead.
+    """
+    values = {name: getattr(config, name) for name in names}
+    return [
+        f"{prefix}{name} {value!r} has no effect: it belongs to {off}; remove it or change that"
+        for name, value in values.items()
+        if value not in (None, type(config).model_fields[name].default)
+    ]
+
+
 def option(default: Any, description: str, *, unit: str | None = None, **bounds: Any) -> Any:
     """A field with its description, its unit and its bounds (``ge``, ``gt``, ``le``, ``lt``)."""
     extra: JsonDict | None = {"unit": unit} if unit else None
@@ -61,15 +80,26 @@ def group(kind: type[Group], description: str) -> Any:
     return Field(default_factory=kind, description=description)
 
 
+# Stands in a dotted key where the configuration has a name of the user's own.
+NAME = "NAME"
+Name = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_]*$")]
+
+
+def family(description: str) -> Any:
+    """A field that holds groups under names of the user's own: ``dict[Name, SomeGroup]``."""
+    closed: JsonDict = {"additionalProperties": False}
+    return Field(default_factory=dict, description=description, json_schema_extra=closed)
+
+
 M = TypeVar("M", bound=BaseModel)
 
 
 def dotted_fields(kind: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yields ``(dotted key, pydantic field)`` for every leaf below ``kind``."""
+    """Yields ``(dotted key, pydantic field)`` for every leaf below ``kind``; ``NAME`` stands for names."""
     for name, field in kind.model_fields.items():
-        annotation = field.annotation
-        if isinstance(annotation, type) and issubclass(annotation, Group):
-            yield from dotted_fields(annotation, f"{prefix}{name}.")
+        below, middle = _below(field.annotation)
+        if below is not None:
+            yield from dotted_fields(below, f"{prefix}{name}.{middle}")
         else:
             yield f"{prefix}{name}", field
 
@@ -77,10 +107,37 @@ def dotted_fields(kind: type[BaseModel], prefix: str = "") -> Iterator[tuple[str
 def dotted_groups(kind: type[BaseModel], prefix: str = "") -> Iterator[str]:
     """Yields the dotted key of every group below ``kind``."""
     for name, field in kind.model_fields.items():
-        annotation = field.annotation
-        if isinstance(annotation, type) and issubclass(annotation, Group):
+        below, middle = _below(field.annotation)
+        if below is not None:
             yield f"{prefix}{name}"
-            yield from dotted_groups(annotation, f"{prefix}{name}.")
+            yield from dotted_groups(below, f"{prefix}{name}.{middle}")
+
+
+def _below(annotation: Any) -> tuple[type[Group] | None, str]:
+    """The group that a field holds, and what stands in a key between the field and the group's own fields."""
+    middle = ""
+    if get_origin(annotation) is dict:
+        annotation, middle = get_args(annotation)[1], f"{NAME}."
+    found = isinstance(annotation, type) and issubclass(annotation, Group)
+    return (annotation if found else None), middle
+
+
+def spelled(keys: Iterable[str], key: str) -> list[str]:
+    """``keys`` with the names of ``key`` in them.
+
+    Example:
+        >>> spelled(["seed", "reward.extra.NAME.weight"], "reward.extra.brevity.wieght")
+        ['seed', 'reward.extra.brevity.weight']
+    """
+    parts = key.split(".")
+    return [_spelled(pattern.split("."), parts) for pattern in keys]
+
+
+def _spelled(pattern: list[str], parts: list[str]) -> str:
+    depth = pattern.index(NAME) if NAME in pattern else len(parts)
+    if depth < len(parts) and pattern[:depth] == parts[:depth]:
+        pattern = [*parts[: depth + 1], *pattern[depth + 1 :]]
+    return ".".join(pattern)
 
 
 def validate(kind: type[M], values: Mapping[str, Any], source: str) -> M:
@@ -104,11 +161,21 @@ def validate(kind: type[M], values: Mapping[str, Any], source: str) -> M:
     )
 
 
+# What pydantic adds to the place of a key that is wrong itself.
+_KEY = "[key]"
+
+
 def _lines(kind: type[BaseModel], error: ErrorDetails, source: str) -> list[str]:
     where = ".".join(str(part) for part in error["loc"])
+    if error["loc"][-1:] == (_KEY,):
+        above = ".".join(str(part) for part in error["loc"][:-2])
+        return [
+            f"{source}: {above}: a name is lower-case letters, digits and underscores, a letter first, "
+            f"but is {error['input']!r}"
+        ]
     if error["type"] == "extra_forbidden":
         known = [key for key, _ in dotted_fields(kind)] + list(dotted_groups(kind))
-        return [f"{source}: unknown key {where!r}{nearest(where, known)}"]
+        return [f"{source}: unknown key {where!r}{nearest(where, spelled(known, where))}"]
     if error["type"] == "value_error":
         broken = error.get("ctx", {}).get("error", error["msg"])
         rules = broken.problems if isinstance(broken, BrokenRulesError) else [str(broken)]
@@ -122,17 +189,30 @@ def _rules_beside(
 ) -> list[str]:
     """Broken rules between the options that are right, which pydantic does not look at beside wrong ones."""
     rest: Any = values
+    wrong: set[str] = set()
     for error in found:
         if not error["loc"]:
             return []
-        rest = _without(rest, error["loc"])
+        entry = _entry(kind, error["loc"])
+        rest = _without(rest, entry or error["loc"])
+        if entry is None:
+            wrong.add(str(error["loc"][-1]))
     try:
         kind.model_validate(rest)
     except ValidationError as error:
         lines = [line for e in error.errors() for line in _lines(kind, e, source)]
-        wrong = {str(e["loc"][-1]) for e in found}
-        return [line for line in lines if not any(name in line for name in wrong)]
+        return [line for line in lines if not wrong & set(re.findall(r"\w+", line))]
     return []
+
+
+def _entry(kind: type[BaseModel], place: tuple[int | str, ...]) -> tuple[int | str, ...] | None:
+    """The place of the named group that ``place`` lies in, or None."""
+    for key, _ in dotted_fields(kind):
+        above, named, _ = key.partition(f".{NAME}.")
+        depth = above.count(".") + 1
+        if named and list(place[:depth]) == above.split("."):
+            return place[: depth + 1]
+    return None
 
 
 def _without(values: Any, place: tuple[int | str, ...]) -> Any:

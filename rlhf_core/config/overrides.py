@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from rlhf_core.config.fields import dotted_fields, validate
+from rlhf_core.config.fields import dotted_fields, spelled, validate
 from rlhf_core.config.trial import TrialConfig
 from rlhf_core.errors import ConfigError, nearest
 
 
 def known_keys() -> tuple[str, ...]:
-    """Every dotted key of a ``TrialConfig``, in schema order."""
+    """Every dotted key of a ``TrialConfig``, in schema order; ``NAME`` stands for a name of the user's own."""
     return tuple(key for key, _ in dotted_fields(TrialConfig))
 
 
@@ -27,15 +27,21 @@ def nest(flat: Mapping[str, Any]) -> dict[str, Any]:
     return tree
 
 
+def flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """``{"a": {"b": 1}}`` -> ``{"a.b": 1}``; an empty mapping stays a value."""
+    leaves: dict[str, Any] = {}
+    for key, value in tree.items():
+        if isinstance(value, Mapping) and value:
+            leaves |= flat(value, f"{prefix}{key}.")
+        else:
+            leaves[f"{prefix}{key}"] = value
+    return leaves
+
+
 def flatten(config: TrialConfig) -> dict[str, Any]:
     """``{dotted key: value}`` of every option."""
-    flat: dict[str, Any] = {}
-    for key in known_keys():
-        value: Any = config
-        for name in key.split("."):
-            value = getattr(value, name)
-        flat[key] = value
-    return flat
+    values = flat(config.model_dump())
+    return {key: value for key, value in values.items() if not isinstance(value, Mapping)}
 
 
 def merge(base: Mapping[str, Any], top: Mapping[str, Any]) -> dict[str, Any]:
@@ -61,11 +67,13 @@ def apply(config: TrialConfig, values: Mapping[str, Any], source: str = "overrid
     Raises:
         ConfigError: For an unknown key (with near misses) or a value that breaks a rule.
     """
-    known = known_keys()
+    known = {key: spelled(known_keys(), key) for key in values}
     problems = [
-        f"{source}: unknown key {key!r}{nearest(key, known)}" for key in values if key not in known
+        f"{source}: unknown key {key!r}{nearest(key, known[key])}"
+        for key in values
+        if key not in known[key]
     ]
-    right = {key: value for key, value in values.items() if key in known}
+    right = {key: value for key, value in values.items() if key in known[key]}
     try:
         changed = validate(TrialConfig, merge(config.model_dump(), nest(right)), source)
     except ConfigError as error:

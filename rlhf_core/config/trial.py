@@ -10,10 +10,13 @@ from typing import Literal
 
 from pydantic import model_validator
 
-from rlhf_core.config.fields import BrokenRulesError, Group, group, option
+from rlhf_core.config.fields import BrokenRulesError, Group, group, in_vain, option
+from rlhf_core.config.ppo import PPOConfig, RolloutConfig, broken_ppo_rules
+from rlhf_core.config.reward import RewardConfig, broken_reward_rules
 from rlhf_core.errors import ConfigError
 from rlhf_core.metrics import find
 
+KL_METRICS = ("kl/response", "kl/token", "kl/loss", "eval/kl_response")
 ROLES = ("rollout", "learner", "critic", "reference", "reward")
 
 
@@ -59,188 +62,6 @@ class DataConfig(Group):
     )
 
 
-class RewardConfig(Group):
-    model: str | None = option(
-        None, "Reward model: folder or hub id of a sequence classifier; null takes the task's."
-    )
-    function: str | None = option(
-        None, "Import path 'package.module:function' of a reward used instead of a model."
-    )
-    offset: float = option(0.0, "Subtracted from the score of reward.model.", ge=-1e6, le=1e6)
-    heldout_offset: float = option(
-        0.0, "Subtracted from the score of reward.heldout_model.", ge=-1e6, le=1e6
-    )
-    heldout_model: str | None = option(
-        None, "Sequence classifier that is measured, never optimised."
-    )
-    heldout_function: str | None = option(
-        None, "Import path of a reward that is measured, never optimised."
-    )
-    workers: int = option(
-        1,
-        "CPU processes that run reward functions; 0 runs them inside the reward role.",
-        unit="processes",
-        ge=0,
-        le=256,
-    )
-    timeout_s: float = option(
-        300.0,
-        "A reward function slower than this fails the trial; not watched where reward.workers is 0.",
-        unit="s",
-        gt=0,
-    )
-    clip: float | None = option(
-        None, "Scores are clipped to [-clip, clip] before the KL penalty; null: never.", gt=0
-    )
-    normalise: Literal["off", "static", "running"] = option(
-        "off",
-        "(score - mean) / std: with the mean and std below, or with those of all scores so far.",
-    )
-    mean: float = option(0.0, "Mean of the static normalisation.", ge=-1e6, le=1e6)
-    std: float = option(1.0, "Standard deviation of the static normalisation.", gt=0, le=1e6)
-    missing_eos_penalty: float = option(
-        0.0, "Subtracted from the score of a response without end-of-sequence.", ge=0
-    )
-    truncation_penalty: float | None = option(
-        None,
-        "A response without end-of-sequence keeps this share of its score, or, below 0, gets this score; "
-        "null: neither.",
-        ge=-1e6,
-        le=1,
-    )
-    overlong_buffer: int | None = option(
-        None,
-        "Responses lose score linearly over the last tokens before max_new_tokens; null: never.",
-        unit="tokens",
-        ge=1,
-    )
-    overlong_penalty: float = option(
-        1.0, "What a response of max_new_tokens loses to the overlong buffer.", ge=0, le=1e6
-    )
-    extra_function: str | None = option(
-        None, "Import path of a second reward that is added to the first and logged beside it."
-    )
-    extra_weight: float = option(1.0, "Weight of the second reward in the sum.", ge=-1e6, le=1e6)
-
-
-class RolloutConfig(Group):
-    prompts_per_iteration: int = option(64, "Prompts in one iteration.", unit="prompts", ge=1)
-    samples_per_prompt: int = option(1, "Responses to each prompt.", unit="responses", ge=1)
-    max_new_tokens: int = option(24, "Longest response.", unit="tokens", ge=1, le=131072)
-    temperature: float = option(
-        1.0, "Sampling temperature, used in training as well.", ge=0.001, le=10
-    )
-    chunk_size: int = option(
-        64, "Prompts sent to a rollout worker at a time; part of the result.", unit="prompts", ge=1
-    )
-    top_p: float = option(
-        1.0, "Sampling keeps the likeliest tokens up to this probability; 1: all.", gt=0, le=1
-    )
-    top_k: int = option(0, "Sampling keeps this many of the likeliest tokens; 0: all.", ge=0)
-    stop: tuple[str, ...] = option(
-        (), "Further tokens that end a response, as the tokenizer spells them; each one token."
-    )
-
-
-class KLConfig(Group):
-    coef: float = option(0.05, "Weight of the KL term.", ge=0, le=100)
-    mode: Literal["reward", "loss"] = option(
-        "reward", "reward: a penalty on each token's reward; loss: a term of the policy loss."
-    )
-    estimator: Literal["k1", "k2", "k3"] = option("k1", "Per-token estimator of the KL term.")
-    controller: Literal["fixed", "adaptive"] = option(
-        "fixed", "adaptive moves the coefficient towards the target."
-    )
-    target_per_response: float | None = option(
-        6.0, "Target of the adaptive controller for kl/response.", unit="nats/response", gt=0
-    )
-    target_per_token: float | None = option(
-        None,
-        "Target for kl/token, used instead where set.",
-        unit="nats/token",
-        gt=0,
-    )
-    horizon: int = option(
-        10000, "Episodes over which the adaptive controller corrects.", unit="episodes", ge=1
-    )
-    measure: bool = option(
-        True, "false, with a coefficient of 0, runs without a reference: no KL is measured."
-    )
-
-
-class CorrectionConfig(Group):
-    kind: Literal["none", "tis", "icepop", "sequence_mask"] = option(
-        "none",
-        "Correction for sampling weights that are not the learner's: none takes the stamped "
-        "log-probabilities as the old ones; tis caps token weights; icepop drops tokens, sequence_mask "
-        "responses outside the thresholds.",
-    )
-    low: float = option(0.5, "Lower threshold of icepop and sequence_mask.", gt=0, lt=1)
-    high: float = option(2.0, "Upper threshold, also of tis.", gt=1, le=1e6)
-
-
-class PPOConfig(Group):
-    advantage: Literal[
-        "gae", "reinforce", "reinforce_baseline", "rloo", "group_norm", "dr_grpo"
-    ] = option("gae", "Advantage estimator; all but gae train and place no critic.")
-    gamma: float = option(1.0, "Discount; the group estimators need 1.", gt=0, le=1)
-    lam: float = option(0.95, "Lambda of GAE.", ge=0, le=1)
-    whitening: Literal["auto", "off", "mean", "mean_std"] = option(
-        "auto",
-        "Advantages get mean 0 (and variance 1) over the batch; auto: mean_std for gae, reinforce and "
-        "reinforce_baseline, off for the others.",
-    )
-    clip_range_low: float = option(0.2, "The ratio is clipped below at 1 - this.", gt=0, lt=1)
-    clip_range_high: float = option(0.2, "The ratio is clipped above at 1 + this.", gt=0, le=10)
-    dual_clip: float | None = option(
-        None, "Bounds the loss of tokens with negative advantage at this ratio; null: never.", gt=1
-    )
-    ratio: Literal["token", "sequence"] = option(
-        "token", "Ratio of each token, or of the whole response (GSPO: its geometric mean)."
-    )
-    log_ratio_clamp: float | None = option(
-        20.0, "Log ratios are clamped to [-this, this] before exp; null: never.", gt=0, le=80
-    )
-    aggregation: Literal["token_mean", "sequence_mean_token_mean", "sequence_sum"] = option(
-        "token_mean",
-        "How token losses become one number: mean over tokens, mean over responses of their token means, or "
-        "sum over tokens / (responses x constant_length).",
-    )
-    constant_length: int | None = option(
-        None, "Divisor of sequence_sum; null: rollout.max_new_tokens.", unit="tokens", ge=1
-    )
-    value_clip_range: float | None = option(
-        0.2, "Values may move this far from the old ones; null: unclipped.", gt=0
-    )
-    critic_warmup_iterations: int = option(
-        0, "Iterations at the start in which only the critic learns.", unit="iterations", ge=0
-    )
-    epochs: int = option(2, "Passes over each rollout batch.", ge=1, le=64)
-    minibatches: int = option(1, "Optimiser steps in each pass.", ge=1, le=4096)
-    entropy_coef: float = option(0.0, "Weight of the entropy bonus.", ge=0, le=10)
-    filter_groups: bool = option(
-        False, "Prompts whose responses all score the same are left out of the update."
-    )
-    correction: CorrectionConfig = group(CorrectionConfig, "Off-policy correction.")
-    kl: KLConfig = group(KLConfig, "KL to the reference policy.")
-
-    @property
-    def needs_critic(self) -> bool:
-        return self.advantage == "gae"
-
-    @property
-    def needs_groups(self) -> bool:
-        return self.advantage not in ("gae", "reinforce")
-
-    @property
-    def whitening_used(self) -> str:
-        """``whitening`` with auto resolved."""
-        if self.whitening != "auto":
-            return self.whitening
-        plain = self.advantage in ("gae", "reinforce", "reinforce_baseline")
-        return "mean_std" if plain else "off"
-
-
 class AdamWConfig(Group):
     lr: float = option(1e-5, "Peak learning rate.", gt=0, le=1)
     beta1: float = option(0.9, "AdamW beta 1.", ge=0, lt=1)
@@ -266,11 +87,14 @@ class OptimConfig(Group):
     policy: AdamWConfig = group(AdamWConfig, "Optimiser of the policy.")
     critic: AdamWConfig = group(AdamWConfig, "Optimiser of the critic.")
     micro_batch_size: int = option(
-        64, "Sequences in one forward and backward pass.", unit="sequences", ge=1
+        64,
+        "Sequences in one pass of a model, forward or forward and backward.",
+        unit="sequences",
+        ge=1,
     )
     micro_batch_tokens: int | None = option(
         None,
-        "Tokens, padding included, in one forward and backward pass of an update, used instead where set.",
+        "Tokens, padding included, in one pass, used instead where set.",
         unit="tokens",
         ge=1,
     )
@@ -388,7 +212,7 @@ class TrialConfig(Group):
 
     @property
     def episodes_per_iteration(self) -> int:
-        return self.rollout.prompts_per_iteration * self.rollout.samples_per_prompt
+        return self.rollout.episodes
 
     @property
     def sync_interval(self) -> int:
@@ -414,88 +238,53 @@ def _broken_rules(config: TrialConfig) -> list[str]:
             f"(rollout.prompts_per_iteration x rollout.samples_per_prompt) / {minibatches} leaves "
             f"{episodes % minibatches}; change either"
         )
-    if config.reward.model and config.reward.function:
-        problems.append("reward.model and reward.function exclude each other; remove one")
-    if config.reward.heldout_model and config.reward.heldout_function:
-        problems.append(
-            "reward.heldout_model and reward.heldout_function exclude each other; remove one"
-        )
-    problems += _broken_ppo_rules(config)
-    for role in ("policy", "critic"):
-        optim = getattr(config.optim, role)
-        if optim.warmup_iterations >= optim.horizon_iterations:
-            problems.append(
-                f"optim.{role}.warmup_iterations must be below horizon_iterations, but is "
-                f"{optim.warmup_iterations} of {optim.horizon_iterations}; lower the one or raise the other"
-            )
+    problems += broken_reward_rules(config.reward, config.rollout.max_new_tokens)
+    problems += broken_ppo_rules(config.ppo, config.rollout)
+    problems += _broken_optim_rules(config.optim)
     if config.sync.interval != 1 and config.sync.interval_episodes is not None:
         problems.append("sync.interval and sync.interval_episodes exclude each other; remove one")
-    try:
-        if find(config.checkpoint.metric, "checkpoint.metric").direction == "none":
-            problems.append(
-                f"checkpoint.metric: {config.checkpoint.metric!r} has no better direction; name "
-                "another"
-            )
-    except ConfigError as error:
-        problems += error.problems
-    return problems
+    return problems + _broken_metric_rules(config)
 
 
-def _broken_ppo_rules(config: TrialConfig) -> list[str]:
-    ppo, samples = config.ppo, config.rollout.samples_per_prompt
-    kl, episodes = ppo.kl, config.episodes_per_iteration
+def _broken_optim_rules(optim: OptimConfig) -> list[str]:
     problems = []
-    if (ppo.needs_groups or ppo.filter_groups) and samples < 2:
-        what = f"ppo.advantage {ppo.advantage!r}" if ppo.needs_groups else "ppo.filter_groups"
-        problems.append(
-            f"{what} compares the responses to one prompt, but rollout.samples_per_prompt is {samples}; "
-            "set it to 2 or more"
-        )
-    if ppo.needs_groups and ppo.gamma != 1:
-        problems.append(
-            f"ppo.advantage {ppo.advantage!r} is defined for ppo.gamma 1, but it is {ppo.gamma:g}; set it to 1"
-        )
-    if not ppo.needs_critic and ppo.critic_warmup_iterations:
-        problems.append(
-            f"ppo.critic_warmup_iterations must be 0 without a critic, but is "
-            f"{ppo.critic_warmup_iterations} with ppo.advantage {ppo.advantage!r}; set it to 0 or use gae"
-        )
-    if ppo.ratio == "sequence" and ppo.correction.kind == "icepop":
-        problems.append(
-            "ppo.correction.kind 'icepop' drops single tokens, but ppo.ratio 'sequence' has one ratio a "
-            "response; use sequence_mask, or ppo.ratio token"
-        )
-    if ppo.constant_length is not None and ppo.aggregation != "sequence_sum":
-        problems.append(
-            f"ppo.constant_length belongs to ppo.aggregation 'sequence_sum', but that is "
-            f"{ppo.aggregation!r}; remove it or change the aggregation"
-        )
-    if not kl.measure and (kl.coef > 0 or kl.controller == "adaptive"):
-        problems.append(
-            f"ppo.kl.measure false needs ppo.kl.coef 0 and a fixed controller, but they are {kl.coef:g} and "
-            f"{kl.controller!r}; set measure to true"
-        )
-    if (
-        kl.controller == "adaptive"
-        and kl.target_per_response is None
-        and kl.target_per_token is None
-    ):
-        problems.append(
-            "ppo.kl.controller 'adaptive' needs a target; set ppo.kl.target_per_response or target_per_token"
-        )
-    if kl.controller == "adaptive" and episodes >= 5 * kl.horizon:
-        problems.append(
-            f"ppo.kl.horizon must exceed a fifth of the episodes of an iteration, but is "
-            f"{kl.horizon} for {episodes} episodes (rollout.prompts_per_iteration x "
-            "rollout.samples_per_prompt); raise it"
-        )
-    buffer = config.reward.overlong_buffer
-    if buffer is not None and buffer > config.rollout.max_new_tokens:
-        problems.append(
-            f"reward.overlong_buffer must be at most rollout.max_new_tokens, but is {buffer} of "
-            f"{config.rollout.max_new_tokens}; lower it"
-        )
+    for role in ("policy", "critic"):
+        own: AdamWConfig = getattr(optim, role)
+        if own.warmup_iterations >= own.horizon_iterations:
+            problems.append(
+                f"optim.{role}.warmup_iterations must be below horizon_iterations, but is "
+                f"{own.warmup_iterations} of {own.horizon_iterations}; lower the one or raise the other"
+            )
+        if own.schedule == "constant":
+            off = f"a schedule that falls, but optim.{role}.schedule is 'constant'"
+            problems += in_vain(own, ("min_lr_ratio",), f"optim.{role}.", off)
+    if optim.micro_batch_tokens is not None:
+        off = f"batches without optim.micro_batch_tokens, but that is {optim.micro_batch_tokens}"
+        problems += in_vain(optim, ("micro_batch_size",), "optim.", off)
     return problems
+
+
+def _broken_metric_rules(config: TrialConfig) -> list[str]:
+    name, ppo = config.checkpoint.metric, config.ppo
+    try:
+        direction = find(name, "checkpoint.metric").direction
+    except ConfigError as error:
+        return list(error.problems)
+    if direction == "none":
+        return [f"checkpoint.metric: {name!r} has no better direction; name another"]
+    unmeasured = {
+        "ppo.kl.measure false": not ppo.kl.measure and name in KL_METRICS,
+        f"ppo.advantage {ppo.advantage!r}": not ppo.needs_critic and name.startswith("value/"),
+        "ppo.correction.kind 'none'": (
+            ppo.correction.kind == "none" and name.startswith("correction/")
+        ),
+        f"ppo.kl.mode {ppo.kl.mode!r}": ppo.kl.mode != "loss" and name == "kl/loss",
+    }
+    return [
+        f"checkpoint.metric: {name!r} is not measured with {off}; name another or change that"
+        for off, is_off in unmeasured.items()
+        if is_off
+    ]
 
 
 def _broken_resource_rules(resources: ResourcesConfig) -> list[str]:

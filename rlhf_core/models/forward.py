@@ -26,15 +26,20 @@ def micro_batches(rows: Sequence[int], size: int) -> Iterator[list[int]]:
 def split_rows(
     rollout: Rollout, rows: Sequence[int], size: int, tokens: int | None = None
 ) -> list[list[int]]:
-    """Rows in groups of at most ``size``, or, with ``tokens``, of like length and at most so many tokens.
+    """Rows in groups of at most ``size``, or, with ``tokens``, of like length and at most so many tokens."""
+    lengths = rollout.lengths_B[list(rows)].tolist()
+    return [[rows[i] for i in group] for group in split_lengths(lengths, size, tokens)]
 
-    A sequence longer than ``tokens`` is a group of its own.
+
+def split_lengths(lengths: Sequence[int], size: int, tokens: int | None = None) -> list[list[int]]:
+    """Indices of sequences in groups of at most ``size``, in order.
+
+    With ``tokens`` in groups of like length instead, each of at most so many tokens, padding included; a longer
+    sequence is a group of its own.
     """
     if tokens is None:
-        return list(micro_batches(rows, size))
-    lengths = rollout.lengths_B[list(rows)].tolist()
-    groups = by_length(lengths, max_tokens=max(tokens, *lengths))
-    return [[rows[i] for i in group] for group in groups]
+        return list(micro_batches(range(len(lengths)), size))
+    return by_length([min(length, tokens) for length in lengths], max_tokens=tokens)
 
 
 def response_positions(rollout: Rollout) -> Tensor:

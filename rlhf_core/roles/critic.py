@@ -12,7 +12,7 @@ from torch import Tensor
 from rlhf_core.assets import Assets
 from rlhf_core.config.trial import TrialConfig
 from rlhf_core.errors import DivergedError
-from rlhf_core.models.forward import micro_batches, values
+from rlhf_core.models.forward import split_rows, values
 from rlhf_core.models.load import load_critic, load_tokenizer, tokenizer_fingerprint
 from rlhf_core.ppo.aggregation import Normalizer
 from rlhf_core.ppo.losses import value_loss
@@ -31,13 +31,14 @@ class CriticRole(Trainer):
             source = None
         model = load_critic(source, assets.policy, config.model.dtype, device, -reward.offset)
         super().__init__("critic", model, device)
-        self.micro_batch_size = config.optim.micro_batch_size
+        optim = config.optim
+        self.micro_batch = (optim.micro_batch_size, optim.micro_batch_tokens)
 
     @torch.no_grad()
     def values(self, context: CallContext, rollout: Rollout) -> Tensor:
         """Value before each response token, float32 [B, T] on the CPU, 0 outside the mask."""
         out_BT = torch.zeros_like(rollout.logprobs_BT)
-        for rows in micro_batches(range(rollout.size), self.micro_batch_size):
+        for rows in split_rows(rollout, range(rollout.size), *self.micro_batch):
             part_BT = values(self.model, rollout.select(rows).to(self.device))
             out_BT[rows, : part_BT.shape[1]] = part_BT.cpu()
         if not bool(torch.isfinite(out_BT).all()):

@@ -8,7 +8,7 @@ from torch import Tensor
 from rlhf_core.assets import Assets
 from rlhf_core.config.trial import TrialConfig
 from rlhf_core.errors import DivergedError
-from rlhf_core.models.forward import logprobs, micro_batches
+from rlhf_core.models.forward import logprobs, split_rows
 from rlhf_core.models.load import load_policy
 from rlhf_core.types import CallContext, Rollout
 
@@ -19,13 +19,14 @@ class ReferenceRole:
     def __init__(self, config: TrialConfig, assets: Assets, device: torch.device) -> None:
         self.model = load_policy(assets.reference, config.model.dtype, device, "model.reference")
         self.device = device
-        self.micro_batch_size = config.optim.micro_batch_size
+        optim = config.optim
+        self.micro_batch = (optim.micro_batch_size, optim.micro_batch_tokens)
 
     @torch.no_grad()
     def logprobs(self, context: CallContext, rollout: Rollout, temperature: float) -> Tensor:
         """Log-probabilities of response tokens at ``temperature``, float32 [B, T] on the CPU."""
         out_BT = torch.zeros_like(rollout.logprobs_BT)
-        for rows in micro_batches(range(rollout.size), self.micro_batch_size):
+        for rows in split_rows(rollout, range(rollout.size), *self.micro_batch):
             part = rollout.select(rows).to(self.device)
             part_BT = logprobs(self.model, part, temperature)
             out_BT[rows, : part_BT.shape[1]] = part_BT.cpu()

@@ -11,7 +11,7 @@ from torch import Tensor
 from rlhf_core.assets import Assets, RewardSource
 from rlhf_core.config.trial import TrialConfig
 from rlhf_core.errors import DivergedError
-from rlhf_core.models.forward import micro_batches
+from rlhf_core.models.forward import split_lengths
 from rlhf_core.models.load import (
     load_classifier,
     load_tokenizer,
@@ -32,23 +32,28 @@ class Scorer(Protocol):
 
 
 class RewardRole:
-    """The frozen reward and the held-out measure."""
+    """The frozen rewards and the held-out measure."""
 
     def __init__(self, config: TrialConfig, assets: Assets, device: torch.device) -> None:
         self.tokenizer = load_tokenizer(assets.policy)
         self.config, self.device = config, device
-        self.proxy = self._scorer(assets.reward, "reward")
-        self.heldout = self._scorer(assets.heldout, "held-out reward") if assets.heldout else None
-        extra = config.reward.extra_function
-        self.extra = self._scorer(RewardSource(function=extra), "second reward") if extra else None
+        self.proxy = self._scorer(assets.reward, "reward", "reward.model")
+        self.heldout = (
+            self._scorer(assets.heldout, "held-out reward", "reward.heldout_model")
+            if assets.heldout
+            else None
+        )
+        self.extra = {
+            name: self._scorer(source, f"reward.extra.{name}", f"reward.extra.{name}.model")
+            for name, source in assets.extra.items()
+        }
 
-    def _scorer(self, source: RewardSource, name: str) -> Scorer:
+    def _scorer(self, source: RewardSource, name: str, key: str) -> Scorer:
         if source.function is not None:
             reward = self.config.reward
             pool = FunctionPool(source.function, name, reward.workers, reward.timeout_s)
             return FunctionScorer(pool, self.tokenizer)
-        assert source.model is not None
-        return ModelScorer(source, self.tokenizer, self.config, self.device)
+        return ModelScorer(source, key, self.tokenizer, self.config, self.device)
 
     def scores(self, context: CallContext, rollout: Rollout, prompts: Sequence[Prompt]) -> Scores:
         """Scores of every response.
@@ -63,16 +68,17 @@ class RewardRole:
         """
         proxy_B = self.proxy(rollout, prompts)
         heldout_B = self.heldout(rollout, prompts) if self.heldout else None
-        extra_B = self.extra(rollout, prompts) if self.extra else None
-        named = {"scores": proxy_B, "held-out scores": heldout_B, "second scores": extra_B}
+        extra = {name: scorer(rollout, prompts) for name, scorer in self.extra.items()}
+        named = {"scores": proxy_B, "held-out scores": heldout_B}
+        named |= {f"scores of reward.extra.{name}": scores_B for name, scores_B in extra.items()}
         for name, scores_B in named.items():
             if scores_B is not None and not bool(torch.isfinite(scores_B).all()):
                 raise DivergedError("reward", name)
-        return Scores(proxy_B, heldout_B, extra_B)
+        return Scores(proxy_B, heldout_B, extra)
 
     def close(self) -> None:
         """Ends the worker processes of reward functions."""
-        for scorer in (self.proxy, self.heldout, self.extra):
+        for scorer in (self.proxy, self.heldout, *self.extra.values()):
             if scorer is not None:
                 scorer.close()
 
@@ -97,14 +103,20 @@ class ModelScorer:
     """A sequence classifier with one label, fed with its own tokens and chat template."""
 
     def __init__(
-        self, source: RewardSource, tokenizer: Any, config: TrialConfig, device: torch.device
+        self,
+        source: RewardSource,
+        key: str,
+        tokenizer: Any,
+        config: TrialConfig,
+        device: torch.device,
     ) -> None:
         assert source.model is not None
         self.offset, self.device, self.policy_tokenizer = source.offset, device, tokenizer
         self.template = config.data.chat_template
-        self.micro_batch_size = config.optim.micro_batch_size
-        self.model = load_classifier(source.model, config.model.dtype, device, "reward.model")
-        self.tokenizer = load_tokenizer(source.model, "reward.model")
+        optim = config.optim
+        self.micro_batch = (optim.micro_batch_size, optim.micro_batch_tokens)
+        self.model = load_classifier(source.model, config.model.dtype, device, key)
+        self.tokenizer = load_tokenizer(source.model, key)
         self.tokenizer.truncation_side = "left"
         limits = (positions(self.model), self.tokenizer.model_max_length)
         self.limit = min((n for n in limits if n is not None and n < 10**9), default=None)
@@ -117,11 +129,10 @@ class ModelScorer:
     @torch.no_grad()
     def __call__(self, rollout: Rollout, prompts: Sequence[Prompt]) -> Tensor:
         rows = self._tokens(rollout, prompts)
-        scores = [
-            self._forward([rows[i] for i in part]).float().cpu()
-            for part in micro_batches(range(len(rows)), self.micro_batch_size)
-        ]
-        return torch.cat(scores) - self.offset
+        scores_B = torch.empty(len(rows))
+        for part in split_lengths([len(row) for row in rows], *self.micro_batch):
+            scores_B[part] = self._forward([rows[i] for i in part]).float().cpu()
+        return scores_B - self.offset
 
     def _tokens(self, rollout: Rollout, prompts: Sequence[Prompt]) -> list[list[int]]:
         if self.same_tokens:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -63,7 +63,7 @@ class TrialProgram(Protocol):
     """
 
     def keys(self) -> tuple[str, ...]:
-        """Dotted keys a space may use."""
+        """Dotted keys a space may use; a part ``NAME`` stands for any name."""
         ...
 
     def resolve(self, base: Mapping[str, Any], params: Mapping[str, Any]) -> dict[str, Any]:
@@ -94,8 +94,8 @@ class TrialProgram(Protocol):
         """Processes of a trial that compute at the same time, times their threads."""
         return 1
 
-    def metrics(self) -> tuple[str, ...] | None:
-        """Names of metrics it reports; None where any name may come."""
+    def metrics(self, base: Mapping[str, Any], space: Collection[str]) -> tuple[str, ...] | None:
+        """Names of metrics it reports under ``base`` and the keys of a space; None where any name may come."""
         return None
 
     def iterations(self, base: Mapping[str, Any]) -> int | None:

@@ -25,7 +25,7 @@ def measured_by(config: TrialConfig, objective: str) -> list[str]:
     asked = f"the prompts of task {data.task}" if prompts is None else prompts
     remedy = [f"reward.heldout_{own[0]} to measure by your own"]
     if "heldout" in objective:
-        remedy.append("search.objective: eval/proxy to select by the reward that is optimised")
+        remedy.append("search.objective: eval/weighted to select by the reward that is optimised")
     if data.eval_prompts is None or data.test_prompts is None:
         remedy.append("data.eval_prompts and data.test_prompts for prompts of your own")
     return [
@@ -37,20 +37,8 @@ def measured_by(config: TrialConfig, objective: str) -> list[str]:
 
 def differences_as_yaml(config: TrialConfig) -> str:
     """Every option that differs from its default, as YAML that reads back to an equal configuration."""
-    default = TrialConfig().model_dump(mode="json")
-    changed = _difference(config.model_dump(mode="json"), default)
+    changed = config.model_dump(mode="json", exclude_defaults=True)
     return "".join(_lines(changed)) or "{}\n"
-
-
-def _difference(values: Mapping[str, Any], default: Mapping[str, Any]) -> dict[str, Any]:
-    changed: dict[str, Any] = {}
-    for key, value in values.items():
-        if isinstance(value, Mapping) and isinstance(default.get(key), Mapping):
-            below = _difference(value, default[key])
-            changed |= {key: below} if below else {}
-        elif value != default.get(key):
-            changed[key] = value
-    return changed
 
 
 def _lines(tree: Mapping[str, Any], indent: str = "") -> Iterator[str]:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from rlhf_core.assets import problems, task_folder
 from rlhf_core.config import TrialConfig, apply, known_keys, resolve_trial
+from rlhf_core.config.fields import spelled
+from rlhf_core.config.overrides import flat
 from rlhf_core.errors import ConfigError
-from rlhf_core.metrics import CATALOGUE, IterationMetrics
+from rlhf_core.metrics import IterationMetrics, names_under
 from rlhf_core.runtime.placement import PlacementPlan, plan_trial
 from rlhf_core.store import Store
 from rlhf_core.tasks.folder import finished_or_absent
@@ -26,6 +28,7 @@ PATH_KEYS = (
     "model.reference",
     "reward.model",
     "reward.heldout_model",
+    "reward.extra.NAME.model",
 )
 
 
@@ -53,7 +56,9 @@ class PPOProgram(TrialProgram):
     def absolute(self, values: Mapping[str, Any]) -> dict[str, Any]:
         return {
             key: str(Path(value).expanduser().absolute())
-            if key in PATH_KEYS and isinstance(value, str) and Path(value).expanduser().exists()
+            if key in spelled(PATH_KEYS, key)
+            and isinstance(value, str)
+            and Path(value).expanduser().exists()
             else value
             for key, value in values.items()
         }
@@ -68,8 +73,10 @@ class PPOProgram(TrialProgram):
         config = trial_config(base, params)
         return len(plan_trial(config).workers) * config.resources.threads
 
-    def metrics(self) -> tuple[str, ...] | None:
-        return tuple(CATALOGUE)
+    def metrics(self, base: Mapping[str, Any], space: Collection[str]) -> tuple[str, ...] | None:
+        keys = [*flat(base), *space]
+        named = (key.split(".")[2] for key in keys if key.startswith("reward.extra."))
+        return names_under(dict.fromkeys(named))
 
     def iterations(self, base: Mapping[str, Any]) -> int | None:
         return trial_config(base, {}).budget.iterations

@@ -99,14 +99,56 @@ def test_groups_without_spread_are_left_out_and_counted(zoo: Zoo) -> None:
     assert values["cost/episodes"] == 16
 
 
-def test_a_second_reward_is_weighed_in_and_logged_by_itself(zoo: Zoo) -> None:
-    config = trial_config(
-        zoo, reward__extra_function="core_rewards:length", reward__extra_weight=0.5,
-        budget__iterations=1,
-    )  # fmt: skip
-    values = run(config)[1][-1].values
-    total = values["reward/proxy"] + 0.5 * values["reward/extra"]
-    assert values["reward/shaped"] == pytest.approx(total, rel=1e-6)
+def test_named_rewards_are_weighed_in_and_logged_by_themselves(zoo: Zoo) -> None:
+    options = {
+        "reward.weight": 2.0,
+        "reward.extra.long.function": "core_rewards:length",
+        "reward.extra.long.weight": 0.5,
+        "reward.extra.safe.model": zoo.rewards["other"],
+        "reward.extra.safe.weight": -3.0,
+        "reward.extra.seen.function": "core_rewards:letter_a",
+        "reward.extra.seen.weight": 0.0,
+    }
+    values = run(trial_config(zoo, budget__iterations=1, eval__prompts=8, **options))[1]
+    last = values[-1].values
+    parts = {name: last[f"reward/component/{name}"] for name in ("long", "safe", "seen")}
+    assert len(set(parts.values())) == 3
+    total = 2 * last["reward/proxy"] + 0.5 * parts["long"] - 3 * parts["safe"]
+    assert last["reward/shaped"] == pytest.approx(total, rel=1e-5)
+    assert last["reward/weighted"] == pytest.approx(total, rel=1e-5)
+    for m in values:
+        evaluated = {name: m.values[f"eval/component/{name}"] for name in parts}
+        total = 2 * m.values["eval/proxy"] + 0.5 * evaluated["long"] - 3 * evaluated["safe"]
+        assert m.values["eval/weighted"] == pytest.approx(total, rel=1e-5)
+    # Only weighed, the rewards themselves stay: the first rollouts are those of the plain trial.
+    plain = run(trial_config(zoo, budget__iterations=1, eval__prompts=8))[1][-1].values
+    assert last["reward/proxy"] == plain["reward/proxy"]
+
+
+def test_the_sum_is_normalised_and_clipped_not_its_parts(zoo: Zoo) -> None:
+    extra = {"reward.extra.long.function": "core_rewards:length", "reward.extra.long.weight": 0.5}
+    options: dict[str, Any] = {"budget__iterations": 1, **extra}
+    plain = run(trial_config(zoo, **options))[1][1].values["reward/shaped"]
+    static = {"reward__normalise": "static", "reward__mean": 1.0, "reward__std": 4.0}
+    values = run(trial_config(zoo, **options, **static))[1][1].values
+    assert values["reward/shaped"] == pytest.approx((plain - 1) / 4, rel=1e-5)
+    # Every sum is above the bound, no vowel count is.
+    values = run(trial_config(zoo, **options, reward__clip=0.4))[1][1].values
+    assert values["reward/shaped"] == pytest.approx(0.4, rel=1e-6)
+    assert values["reward/component/long"] > 0.8
+
+
+def test_groups_are_filtered_by_the_weighted_sum(zoo: Zoo) -> None:
+    options: dict[str, Any] = {
+        "rollout__samples_per_prompt": 2,
+        "reward__function": "core_rewards:constant",
+        "budget__iterations": 1,
+        "ppo__filter_groups": True,
+        "reward.extra.vowels.function": "core_rewards:vowels",
+    }
+    for weight, learns in ((1.0, True), (0.0, False)):
+        config = trial_config(zoo, **options, **{"reward.extra.vowels.weight": weight})
+        assert ("policy/loss" in run(config)[1][-1].values) == learns
 
 
 def test_the_running_normalisation_is_that_of_all_scores_so_far(zoo: Zoo) -> None:
@@ -175,13 +217,106 @@ def test_a_stop_token_ends_a_response(zoo: Zoo) -> None:
             "needs a target",
         ),
         ({"reward": {"overlong_buffer": 99}}, "at most rollout.max_new_tokens"),
+        ({"reward": {"offset": 1}}, "reward.offset belongs to a reward.model"),
+        ({"reward": {"heldout_offset": 1}}, "heldout_offset belongs to a reward.heldout_model"),
+        ({"reward": {"weight": 0}}, "must not all be 0"),
+        (
+            {"reward": {"weight": 0, "extra": {"a": {"function": "b:c", "weight": 0}}}},
+            "must not all be 0",
+        ),
+        ({"reward": {"overlong_penalty": 2}}, "belongs to reward.overlong_buffer"),
+        ({"reward": {"mean": 1}}, "belongs to reward.normalise 'static', but that is 'off'"),
+        ({"reward": {"normalise": "running", "std": 2}}, "but that is 'running'"),
+        ({"reward": {"workers": 0, "timeout_s": 5}}, "reward.timeout_s 5.0 has no effect"),
+        (
+            {"ppo": {"advantage": "rloo"}, "rollout": {"samples_per_prompt": 2, "top_k": 1}},
+            "they are all the same",
+        ),
+        (
+            {"ppo": {"filter_groups": True}, "rollout": {"samples_per_prompt": 2, "top_k": 1}},
+            "they are all the same",
+        ),
+        ({"rollout": {"prompts_per_iteration": 1, "max_new_tokens": 1}}, "ppo.whitening"),
+        ({"rollout": {"prompts_per_iteration": 4}, "ppo": {"minibatches": 8}}, "must divide"),
+        ({"ppo": {"advantage": "reinforce", "lam": 0.9}}, "ppo.lam 0.9 has no effect"),
+        ({"ppo": {"advantage": "reinforce", "value_clip_range": 0.3}}, "belongs to ppo.advantage"),
+        ({"ppo": {"log_ratio_clamp": 0.2}}, "which ppo.clip_range_low clips"),
+        ({"ppo": {"log_ratio_clamp": 0.4, "clip_range_high": 0.5}}, "ppo.clip_range_high clips"),
+        ({"ppo": {"log_ratio_clamp": 1, "dual_clip": 3}}, "which ppo.dual_clip clips"),
+        ({"ppo": {"correction": {"high": 3}}}, "correction.high 3.0 has no effect"),
+        ({"ppo": {"correction": {"kind": "tis", "low": 0.1}}}, "correction.low 0.1 has no effect"),
+        ({"ppo": {"kl": {"target_per_token": 0.1}}}, "belongs to ppo.kl.controller 'adaptive'"),
+        ({"ppo": {"kl": {"target_per_response": 3}}}, "belongs to ppo.kl.controller 'adaptive'"),
+        ({"ppo": {"kl": {"horizon": 500}}}, "belongs to ppo.kl.controller 'adaptive'"),
+        ({"ppo": {"kl": {"controller": "adaptive", "coef": 0}}}, "stays 0"),
+        (
+            {
+                "ppo": {
+                    "kl": {
+                        "controller": "adaptive",
+                        "target_per_response": 3,
+                        "target_per_token": 0.1,
+                    }
+                }
+            },
+            "ppo.kl.target_per_response 3.0 has no effect",
+        ),
+        ({"optim": {"micro_batch_size": 8, "micro_batch_tokens": 99}}, "micro_batch_size 8 has no"),
+        ({"optim": {"critic": {"min_lr_ratio": 0.1}}}, "optim.critic.schedule is 'constant'"),
+        (
+            {
+                "checkpoint": {"metric": "eval/kl_response"},
+                "ppo": {"kl": {"measure": False, "coef": 0}},
+            },
+            "is not measured with ppo.kl.measure false",
+        ),
+        (
+            {"checkpoint": {"metric": "value/loss"}, "ppo": {"advantage": "reinforce"}},
+            "is not measured with ppo.advantage 'reinforce'",
+        ),
+        ({"checkpoint": {"metric": "correction/rejected_share"}}, "not measured with ppo.corr"),
+        ({"checkpoint": {"metric": "kl/loss"}}, "is not measured with ppo.kl.mode 'reward'"),
+        ({"checkpoint": {"metric": "reward/component/a"}}, "has no better direction"),
     ],
 )
 def test_an_impossible_combination_is_refused(options: dict[str, Any], rule: str) -> None:
     from rlhf_core.config import resolve_trial
 
-    with pytest.raises(ConfigError, match=rule):
+    with pytest.raises(ConfigError, match=rule) as caught:
         resolve_trial(options, "test")
+    assert len(caught.value.problems) == 1
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"reward": {"weight": 0, "extra": {"a": {"function": "b:c"}}}},
+        {"reward": {"normalise": "static", "mean": 1, "std": 2}},
+        {"ppo": {"advantage": "reinforce", "value_clip_range": None}},
+        {"ppo": {"log_ratio_clamp": None, "dual_clip": 3}},
+        {"ppo": {"correction": {"kind": "icepop", "low": 0.1, "high": 3}}},
+        {"ppo": {"ratio": "sequence", "correction": {"kind": "tis", "high": 3}}},
+        {"ppo": {"kl": {"coef": 0, "mode": "loss"}}},
+        {
+            "ppo": {
+                "kl": {
+                    "controller": "adaptive",
+                    "target_per_response": None,
+                    "target_per_token": 0.1,
+                    "horizon": 500,
+                }
+            }
+        },
+        {"rollout": {"prompts_per_iteration": 1, "max_new_tokens": 2}},
+        {"rollout": {"top_k": 1}},
+        {"optim": {"policy": {"schedule": "cosine", "min_lr_ratio": 0.1}}},
+        {"checkpoint": {"metric": "value/loss"}},
+    ],
+)
+def test_the_neighbour_of_an_impossible_combination_is_possible(options: dict[str, Any]) -> None:
+    from rlhf_core.config import resolve_trial
+
+    assert resolve_trial(options, "test")
 
 
 def test_losses_and_gradients_do_not_depend_on_how_a_batch_is_cut(zoo: Zoo) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from tiny_models import Zoo
 
-from rlhf_core.assets import load_function, problems, resolve
+from rlhf_core.assets import RewardSource, load_function, problems, resolve
 from rlhf_core.config import TrialConfig, apply
 from rlhf_core.errors import ConfigError
 
@@ -204,4 +204,27 @@ def test_what_the_configuration_names_goes_before_the_task(builtin_task: Path, z
 def test_an_offset_belongs_to_a_model(good: TrialConfig) -> None:
     assert resolve(apply(good, {"reward.offset": 0.5})).reward.offset == 0.5
     function = {"reward.model": None, "reward.function": "core_rewards:length"}
-    assert resolve(apply(good, {**function, "reward.offset": 0.5})).reward.offset == 0.0
+    with pytest.raises(ConfigError, match=r"reward.offset belongs to a reward.model"):
+        apply(good, {**function, "reward.offset": 0.5})
+
+
+def test_named_rewards_are_checked_and_resolved(good: TrialConfig, zoo: Zoo) -> None:
+    assert resolve(good).extra == {}
+    sound = {
+        "reward.extra.short.function": "core_rewards:length",
+        "reward.extra.safe.model": zoo.rewards["other"],
+        "reward.extra.safe.offset": 0.5,
+    }
+    assert problems(apply(good, sound)) == []
+    assert resolve(apply(good, sound)).extra == {
+        "short": RewardSource(function="core_rewards:length"),
+        "safe": RewardSource(model=zoo.rewards["other"], offset=0.5),
+    }
+    wrong = {
+        "reward.extra.short.function": "core_rewards:lenght",
+        "reward.extra.safe.model": "./none",
+    }
+    lines = problems(apply(good, wrong))
+    assert len(lines) == 2
+    assert lines[0].startswith("reward.extra.safe.model")
+    assert lines[1].startswith("reward.extra.short.function: module 'core_rewards' has no function")

@@ -13,15 +13,17 @@ from tiny_models import Zoo
 from tiny_rollouts import trial_config
 
 from rlhf_core import checkpoint
-from rlhf_core.config import TrialConfig, flatten
+from rlhf_core.config import TrialConfig, known_keys
+from rlhf_core.config.fields import NAME
 from rlhf_core.errors import CheckpointError, ConfigError, DivergedError
-from rlhf_core.metrics import CATALOGUE, IterationMetrics, repeatable
+from rlhf_core.metrics import CATALOGUE, IterationMetrics, names_under, repeatable
 from rlhf_core.runtime.local import LocalRuntime
 from rlhf_core.runtime.placement import plan_trial
 from rlhf_core.store import LocalStore
 from rlhf_core.trial import PPOTrial
 
 Metrics = dict[int, dict[str, float]]
+SECOND = {"reward.extra.length.function": "core_rewards:length"}
 
 
 def _trial(config: TrialConfig, store: LocalStore | None = None) -> PPOTrial:
@@ -80,14 +82,14 @@ def test_every_metric_is_in_the_catalogue(zoo: Zoo, base: list[IterationMetrics]
     reported |= {name for m in with_heldout for name in m.values}
     with_everything = _run(
         trial_config(
-            zoo, budget__iterations=1, reward__extra_function="core_rewards:length",
+            zoo, budget__iterations=1, **SECOND,
             ppo__correction__kind="tis", ppo__kl__mode="loss", ppo__dual_clip=2.0,
             ppo__filter_groups=True, rollout__samples_per_prompt=2,
         )
     )  # fmt: skip
     reported |= {name for m in with_everything for name in m.values}
-    assert CATALOGUE.keys() - reported <= {"time/checkpoint"}
-    assert reported <= CATALOGUE.keys()
+    assert set(names_under(["length"])) - reported <= {"time/checkpoint"}
+    assert reported <= set(names_under(["length"]))
 
 
 def test_metrics_hang_together(base: list[IterationMetrics]) -> None:
@@ -336,7 +338,7 @@ ELSEWHERE = (
     "optim.micro_batch_size", "optim.micro_batch_tokens", "rollout.chunk_size",
 )  # fmt: skip
 SHORT = {"budget__iterations": 3, "eval__prompts": 2, "rollout__chunk_size": 64}
-# key: (value, what has to be set beside it, iteration at which it shows)
+# key: (value, what has to be set beside it, iteration at which it shows); {same} is that reward model
 KNOBS: dict[str, tuple[Any, dict[str, Any], int]] = {
     "reward.clip": (0.05, {}, 1),
     "reward.missing_eos_penalty": (1.0, {}, 1),
@@ -346,8 +348,11 @@ KNOBS: dict[str, tuple[Any, dict[str, Any], int]] = {
     "reward.truncation_penalty": (-1.0, {}, 1),
     "reward.overlong_buffer": (4, {}, 1),
     "reward.overlong_penalty": (3.0, {"reward__overlong_buffer": 4}, 1),
-    "reward.extra_function": ("core_rewards:length", {}, 1),
-    "reward.extra_weight": (3.0, {"reward__extra_function": "core_rewards:length"}, 1),
+    "reward.weight": (3.0, {}, 1),
+    "reward.extra.NAME.function": ("core_rewards:letter_a", SECOND, 1),
+    "reward.extra.NAME.model": ("{same}", {}, 1),
+    "reward.extra.NAME.weight": (3.0, SECOND, 1),
+    "reward.extra.NAME.offset": (3.0, {"reward.extra.length.model": "{same}"}, 1),
     "rollout.top_p": (0.5, {}, 1),
     "rollout.top_k": (3, {}, 1),
     "rollout.stop": (("a", "e"), {}, 1),
@@ -362,7 +367,7 @@ KNOBS: dict[str, tuple[Any, dict[str, Any], int]] = {
     "ppo.advantage": ("reinforce", {}, 1),
     "ppo.dual_clip": (1.001, {"ppo__epochs": 4}, 1),
     "ppo.ratio": ("sequence", {}, 1),
-    "ppo.log_ratio_clamp": (0.001, {}, 1),
+    "ppo.log_ratio_clamp": (0.011, {"ppo__clip_range_low": 0.01, "ppo__clip_range_high": 0.01}, 1),
     "ppo.aggregation": ("sequence_sum", {}, 1),
     "ppo.constant_length": (2, {"ppo__aggregation": "sequence_sum"}, 1),
     "ppo.critic_warmup_iterations": (1, {}, 1),
@@ -387,7 +392,11 @@ KNOBS: dict[str, tuple[Any, dict[str, Any], int]] = {
     "ppo.whitening": ("off", {}, 1),
     "ppo.entropy_coef": (0.1, {}, 1),
     "ppo.kl.coef": (1.0, {}, 2),
-    "ppo.kl.controller": ("adaptive", {"ppo__kl__horizon": 20}, 2),
+    "ppo.kl.controller": (
+        "adaptive",
+        {"ppo__kl__coef": 20.0, "rollout__prompts_per_iteration": 32},
+        2,
+    ),
     "ppo.kl.target_per_response": (
         0.01,
         {"ppo__kl__controller": "adaptive", "ppo__kl__horizon": 20},
@@ -420,6 +429,11 @@ for _role in ("policy", "critic"):
 
 # Options that evaluation sees before the first update.
 EVALUATED = (
+    "reward.weight",
+    "reward.extra.NAME.weight",
+    "reward.extra.NAME.model",
+    "reward.extra.NAME.function",
+    "reward.extra.NAME.offset",
     "rollout.max_new_tokens",
     "rollout.temperature",
     "rollout.top_p",
@@ -430,8 +444,16 @@ EVALUATED = (
 
 
 def test_every_option_that_matters_has_a_knob() -> None:
-    keys = {key for key in flatten(TrialConfig()) if not key.startswith(ELSEWHERE)}
+    keys = {key for key in known_keys() if not key.startswith(ELSEWHERE)}
     assert keys == KNOBS.keys()
+
+
+def _filled(zoo: Zoo, values: dict[str, Any]) -> dict[str, Any]:
+    """The values with reward models in place of their names."""
+    return {
+        key: value.format_map(zoo.rewards) if isinstance(value, str) else value
+        for key, value in values.items()
+    }
 
 
 @pytest.fixture(scope="module")
@@ -440,7 +462,7 @@ def unmoved(zoo: Zoo) -> Callable[..., Metrics]:
 
     @functools.cache
     def run(**beside: Any) -> Metrics:
-        return _by_iteration(_run(trial_config(zoo, **SHORT, **beside)))
+        return _by_iteration(_run(trial_config(zoo, **SHORT, **_filled(zoo, beside))))
 
     return run
 
@@ -448,7 +470,8 @@ def unmoved(zoo: Zoo) -> Callable[..., Metrics]:
 @pytest.mark.parametrize("key", KNOBS)
 def test_every_knob_moves_something(zoo: Zoo, unmoved: Callable[..., Metrics], key: str) -> None:
     value, beside, shows = KNOBS[key]
-    config = trial_config(zoo, **{**SHORT, **beside, "budget__iterations": shows, key: value})
+    moved_by = {**beside, key.replace(NAME, "length"): value}
+    config = trial_config(zoo, **{**SHORT, **_filled(zoo, moved_by), "budget__iterations": shows})
     before, after = unmoved(**beside), _by_iteration(_run(config))
     assert before[0] == after[0] or key in EVALUATED
     own = {"optim.policy.": "policy/lr", "optim.critic.": "value/lr", "ppo.kl.": "kl/coef"}

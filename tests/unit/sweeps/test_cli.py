@@ -158,6 +158,9 @@ def test_a_trial_is_only_resumed_as_what_it_was(
     assert main(["train", "tiny", "--out", out, *sets]) == 0
     assert main(["train", "tiny", "--out", out, "--resume", *sets, "--set", "seed=5"]) == 2
     assert "a trial with another seed" in capsys.readouterr().err
+    added = ["--set", "reward.extra.brevity.function=sweep_helpers:brevity"]
+    assert main(["train", "tiny", "--out", out, "--resume", *sets, *added]) == 2
+    assert "another reward.extra.brevity.function" in capsys.readouterr().err
     assert json.loads((tmp_path / "trial/config.json").read_text())["seed"] == 0
     longer = [*sets, "--set", "budget.iterations=2"]
     assert main(["train", "tiny", "--out", out, "--resume", *longer]) == 0

@@ -24,7 +24,7 @@ def test_a_reward_of_ones_own_beside_the_held_out_of_the_task_is_said() -> None:
         "prompts of task builtin:reviews, while the reward that is optimised is reward.function "
         "sweep_helpers:brevity"
     )
-    for remedy in ("reward.heldout_function", "eval/proxy", "data.eval_prompts"):
+    for remedy in ("reward.heldout_function", "eval/weighted", "data.eval_prompts"):
         assert remedy in line
     (line,) = notes(**{"data.eval_prompts": "mine.jsonl", "data.test_prompts": "test.jsonl"})
     assert "on mine.jsonl" in line
@@ -32,7 +32,7 @@ def test_a_reward_of_ones_own_beside_the_held_out_of_the_task_is_said() -> None:
 
 
 def test_another_objective_leaves_only_the_last_judgement() -> None:
-    (line,) = notes("eval/proxy", **{"data.test_prompts": "test.jsonl"})
+    (line,) = notes("eval/weighted", **{"data.test_prompts": "test.jsonl"})
     assert line.startswith("the last judgement is measured by")
     assert "on test.jsonl" in line
 
@@ -45,6 +45,7 @@ def test_nothing_is_said_where_nothing_is_mixed() -> None:
 @pytest.mark.parametrize("preset", preset_names())
 def test_best_yaml_lists_what_differs_and_reads_back_equal(preset: str, tmp_path: Path) -> None:
     changes = {"optim.policy.lr": 0.00278285123456789, "rollout.stop": (), "seed": 3}
+    changes |= {"reward.extra.brevity.function": "sweep_helpers:brevity"}
     config = apply(resolve_trial(preset, preset), changes)
     file = tmp_path / "best.yaml"
     file.write_text(PPOProgram().dump(config.model_dump(mode="json"), "two\nlines"))
@@ -53,6 +54,8 @@ def test_best_yaml_lists_what_differs_and_reads_back_equal(preset: str, tmp_path
     assert text.startswith("# two\n# lines\n")
     assert "lr: 0.00278285123456789" in text
     assert "beta1" not in text
+    assert '    brevity:\n      function: "sweep_helpers:brevity"\n' in text
+    assert "offset" not in text
 
 
 def test_text_that_looks_like_a_number_stays_text(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,47 @@ def test_space_presets_only_use_keys_of_the_configuration() -> None:
     for name in space_presets.names():
         loaded = load_sweep({"base": "tiny", "space": name})
         assert set(loaded.space) <= set(loaded.program.keys())
+
+
+BREVITY = {
+    "extends": "tiny",
+    "reward": {"extra": {"brevity": {"function": "sweep_helpers:brevity"}}},
+}
+
+
+def test_the_weight_of_a_named_reward_is_searched_and_its_mean_may_decide() -> None:
+    sweep = {
+        "base": BREVITY,
+        "space": {"reward.extra.brevity.weight": {"float": [0.0, 0.5]}},
+        "search": {"objective": "eval/component/brevity"},
+    }
+    jsonschema.Draft202012Validator(sweep_schema()).validate(sweep)
+    loaded = load_sweep(sweep)
+    config = loaded.program.resolve(loaded.base, {"reward.extra.brevity.weight": 0.25})
+    assert config["reward"]["extra"]["brevity"]["weight"] == 0.25
+    assert load_sweep(sweep, {"base.reward.extra.brevity.weight": 0.1})
+
+
+def test_a_misspelt_name_of_a_reward_is_refused_in_space_and_objective() -> None:
+    domain = {"float": [0.0, 0.5]}
+    for space, rule in (
+        ({"reward.extra.brevty.weight": domain}, "reward.extra.brevty must name"),
+        ({"reward.extra.brevity.wieght": domain}, "'reward.extra.brevity.weight'"),
+    ):
+        assert rule in refusal({"base": BREVITY, "space": space})
+        assert "did you mean" in refusal({"base": BREVITY, "space": space})
+    objective = {"search": {"objective": "eval/component/brevty"}}
+    assert "did you mean 'eval/component/brevity'" in refusal({"base": BREVITY, **objective})
+    schema = jsonschema.Draft202012Validator(sweep_schema())
+    assert not schema.is_valid({"space": {"reward.extra.brevity.wieght": domain}})
+    assert not schema.is_valid({"space": {"reward.extra.NAME.weight": domain}})
+
+
+def test_the_folder_of_a_named_reward_model_is_made_absolute(tmp_path: Path) -> None:
+    program = load_sweep("quickstart").program
+    relative = os.path.relpath(tmp_path)
+    made = program.absolute({"reward.extra.safe.model": relative})["reward.extra.safe.model"]
+    assert Path(made).is_absolute()
 
 
 def test_a_preset_can_be_extended_in_base_and_space() -> None:

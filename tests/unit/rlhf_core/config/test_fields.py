@@ -9,7 +9,7 @@ import jsonschema
 import pytest
 
 from rlhf_core.config import TrialConfig, flatten, known_keys, preset_names, resolve_trial
-from rlhf_core.config.fields import Group, dotted_fields
+from rlhf_core.config.fields import NAME, Group, dotted_fields
 
 BOUNDS = {"Ge", "Gt", "Le", "Lt"}
 
@@ -48,8 +48,12 @@ def test_groups_are_described() -> None:
 
 
 def test_flatten_knows_every_key() -> None:
-    assert tuple(flatten(TrialConfig())) == known_keys()
+    unnamed = [key for key in known_keys() if f".{NAME}." not in key]
+    assert list(flatten(TrialConfig())) == unnamed
     assert len(set(known_keys())) == len(known_keys())
+    one = resolve_trial({"reward": {"extra": {"brevity": {"function": "a:b"}}}}, "one")
+    assert list(flatten(one)) == [key.replace(NAME, "brevity") for key in known_keys()]
+    assert flatten(one)["reward.extra.brevity.function"] == "a:b"
 
 
 def test_the_json_schema_is_valid_and_judges_like_the_models() -> None:
@@ -57,7 +61,20 @@ def test_the_json_schema_is_valid_and_judges_like_the_models() -> None:
     jsonschema.Draft202012Validator.check_schema(schema)
     validator = jsonschema.Draft202012Validator(schema)
     validator.validate(TrialConfig().model_dump(mode="json"))
-    for wrong in ({"nope": 1}, {"ppo": {"lam": 3}}, {"resources": {"layout": "spread"}}):
+    extra = {"brevity": {"function": "a:b", "weight": 0.2}, "safety": {"model": "x"}}
+    validator.validate({"reward": {"extra": extra}})
+    wrong_extra: list[dict[str, Any]] = [
+        {"Brevity": {"function": "a:b"}},
+        {"brevity": {"wieght": 1}},
+        {"brevity": {"weight": "much"}},
+        {"brevity": 0.2},
+    ]
+    for wrong in (
+        {"nope": 1},
+        {"ppo": {"lam": 3}},
+        {"resources": {"layout": "spread"}},
+        *({"reward": {"extra": part}} for part in wrong_extra),
+    ):
         assert not validator.is_valid(wrong)
     optim = schema["$defs"]["SyncConfig"]["properties"]["interval"]
     assert optim["unit"] == "iterations"

@@ -137,6 +137,58 @@ def test_all_problems_are_reported_together() -> None:
     assert all(line.startswith("file: ") for line in lines)
 
 
+def test_everything_wrong_with_named_rewards_is_reported_together() -> None:
+    sound = {"function": "a:b"}
+    lines = _problems(
+        {
+            "ppo": {"minibatches": 5},
+            "reward": {
+                "extra": {
+                    "Safety": sound,
+                    "a.b": sound,
+                    "n": 0.5,
+                    "brevity": sound,
+                    "brevty": {"weight": 2},
+                    "alone": {},
+                    "both": {"model": "m", **sound},
+                    "moved": {"offset": 1.0, **sound},
+                    "slip": {"wieght": 1, **sound},
+                }
+            },
+        }
+    )
+    for part in (
+        "reward.extra: a name is lower-case letters, digits and underscores, a letter first, but is 'Safety'",
+        "but is 'a.b'",
+        "reward.extra.n must be",
+        "reward.extra.brevty must name a model or a function, but names neither; did you mean 'brevity'?",
+        "reward.extra.alone must name a model or a function, but names neither; name one, or remove it",
+        "reward.extra.both.model and reward.extra.both.function exclude each other",
+        "reward.extra.moved.offset belongs to a reward.extra.moved.model",
+        "unknown key 'reward.extra.slip.wieght'; did you mean 'reward.extra.slip.weight'",
+        "ppo.minibatches must divide",
+    ):
+        assert len([line for line in lines if part in line]) == 1, part
+    assert len(lines) == 9
+
+
+def test_a_named_reward_is_changed_and_added_by_overrides() -> None:
+    base = resolve_trial({"reward": {"extra": {"brevity": {"function": "a:b"}}}}, "base")
+    assert apply(base, {"reward.extra.brevity.weight": 0.2}).reward.extra["brevity"].weight == 0.2
+    both = apply(base, {"reward.extra.safety.model": "m", "reward.extra.safety.weight": -1})
+    assert list(both.reward.extra) == ["brevity", "safety"]
+    for key, says in (
+        ("reward.extra.brevty.weight", "did you mean 'brevity'?"),
+        ("reward.extra.brevity.wieght", "did you mean 'reward.extra.brevity.weight'"),
+        ("reward.extra.Brevity.weight", "a name is lower-case letters"),
+        ("reward.extra.brevity", "unknown key 'reward.extra.brevity'"),
+        ("ppo.kl.coeff", "unknown key 'ppo.kl.coeff'; did you mean 'ppo.kl.coef'"),
+    ):
+        with pytest.raises(ConfigError, match=says) as caught:
+            apply(base, {key: 1.0})
+        assert len(caught.value.problems) == 1
+
+
 def test_a_rule_over_a_wrong_option_is_not_guessed() -> None:
     lines = _problems({"ppo": {"minibatches": 7}, "rollout": {"prompts_per_iteration": "many"}})
     assert len(lines) == 1
@@ -224,6 +276,8 @@ def test_dump_and_load_give_the_same_configuration(tmp_path: Path) -> None:
             "model.policy": "1e5",
             "model.reference": "off",
             "reward.heldout_function": "ä.b:c",
+            "reward.extra.short_1.function": "off:on",
+            "reward.extra.short_1.weight": -1e-7,
             "data.prompts": "a: #b",
             "data.chat_template": "off",
             "reward.clip": 1e20,

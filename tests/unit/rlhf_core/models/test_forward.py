@@ -13,6 +13,7 @@ from rlhf_core.models.forward import (
     logprobs_and_entropy,
     micro_batches,
     response_tokens,
+    split_lengths,
     token_logits,
     values,
 )
@@ -107,3 +108,40 @@ def test_values_are_the_head_on_the_state_before_each_token(zoo: Zoo) -> None:
 def test_micro_batches_cover_every_row_once_in_order() -> None:
     assert list(micro_batches([4, 2, 9, 1, 7], 2)) == [[4, 2], [9, 1], [7]]
     assert list(micro_batches([], 2)) == []
+
+
+def test_groups_of_tokens_hold_no_more_than_fit_beside_a_sequence_that_is_too_long() -> None:
+    groups = split_lengths([50, 9, 10, 4, 5, 12], size=1, tokens=20)
+    assert groups == [[0], [5], [2, 1], [4, 3]]
+    assert split_lengths([], size=1, tokens=20) == []
+    assert split_lengths([50, 9, 10], size=2) == [[0, 1], [2]]
+
+
+@pytest.mark.parametrize("name", ["critic", "reference", "reward"])
+def test_every_forward_pass_keeps_to_the_tokens_of_a_micro_batch(zoo: Zoo, name: str) -> None:
+    """Fewer or more passes, the same results."""
+    model = {"reward.model": zoo.rewards["same"], "model.critic_init": "reward"}
+    batch, asked = rollout(trial_config(zoo, **model))
+    results, passes = [], []
+    for tokens in (None, 10_000, 30, 1):
+        asked_role = role(name, trial_config(zoo, optim__micro_batch_tokens=tokens, **model))
+        owner = asked_role.proxy if name == "reward" else asked_role
+        trunk = owner.model.trunk if name == "critic" else owner.model
+        shapes: list[torch.Size] = []
+        trunk.get_input_embeddings().register_forward_hook(
+            lambda _module, inputs, _output, shapes=shapes: shapes.append(inputs[0].shape)
+        )
+        if name == "critic":
+            results.append(asked_role.values(CONTEXT, batch))
+        elif name == "reference":
+            results.append(asked_role.logprobs(CONTEXT, batch, 0.7))
+        else:
+            results.append(asked_role.scores(CONTEXT, batch, asked).proxy_B)
+        passes.append(len(shapes))
+        assert sum(shape[0] for shape in shapes) == batch.size
+        limit = max(tokens or 10_000, int(batch.lengths_B.max()))
+        assert all(shape.numel() <= limit for shape in shapes)
+    assert passes[0] == passes[1] == 1
+    assert 1 < passes[2] < passes[3] == batch.size
+    for other in results[1:]:
+        torch.testing.assert_close(other, results[0], atol=1e-6, rtol=1e-6)

@@ -156,8 +156,8 @@ def test_a_critic_from_the_policy_starts_at_zero_on_its_trunk(zoo: Zoo, family: 
 def test_the_critic_takes_the_reward_model_only_with_its_tokens(
     zoo: Zoo, init: str, reward: str | None, from_reward: bool
 ) -> None:
-    values = {} if reward is None else {"reward.model": zoo.rewards[reward]}
-    config = trial_config(zoo, model__critic_init=init, reward__offset=0.25, **values)
+    model = {} if reward is None else {"reward.model": zoo.rewards[reward], "reward.offset": 0.25}
+    config = trial_config(zoo, model__critic_init=init, **model)
     critic = role("critic", config).model
     assert (critic.head.weight.abs().sum() > 0) == from_reward
     assert float(critic.head.bias.detach()) == (-0.25 if from_reward else 0.0)

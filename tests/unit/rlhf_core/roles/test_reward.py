@@ -11,8 +11,10 @@ from tiny_rollouts import CONTEXT, role, rollout, trial_config
 from torch import Tensor
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-from rlhf_core.errors import DivergedError
+from rlhf_core.errors import ConfigError, DivergedError
+from rlhf_core.experience import weighted_scores
 from rlhf_core.prompts import encode_prompt
+from rlhf_core.roles.functions import RewardFunctionError
 from rlhf_core.roles.reward import decode_responses
 from rlhf_core.types import Chunk, Prompt
 
@@ -164,6 +166,63 @@ def test_a_reward_model_of_nan_is_a_divergence(zoo: Zoo) -> None:
         rewarder.proxy.model.score.weight.fill_(float("nan"))
     with pytest.raises(DivergedError, match="reward: scores"):
         rewarder.scores(CONTEXT, batch, asked)
+
+
+def test_named_rewards_are_scored_each_by_its_own_model_or_function(zoo: Zoo) -> None:
+    extra = {
+        "reward.extra.safe.model": zoo.rewards["other"],
+        "reward.extra.safe.offset": 0.25,
+        "reward.extra.safe.weight": 9.0,
+        "reward.extra.letters.function": "core_rewards:vowels",
+    }
+    config = trial_config(zoo, **{"reward.model": zoo.rewards["same"], **extra})
+    batch, asked = rollout(config)
+    scores = role("reward", config).scores(CONTEXT, batch, asked)
+    alone = {
+        "proxy": trial_config(zoo, **{"reward.model": zoo.rewards["same"]}),
+        "safe": trial_config(zoo, **{"reward.model": zoo.rewards["other"], "reward.offset": 0.25}),
+        "letters": trial_config(zoo),
+    }
+    assert list(scores.extra) == ["safe", "letters"]
+    for name, scores_B in {"proxy": scores.proxy_B, **scores.extra}.items():
+        expected_B = role("reward", alone[name]).scores(CONTEXT, batch, asked).proxy_B
+        assert torch.equal(scores_B, expected_B), name
+
+
+def test_the_sum_is_float32_whatever_the_type_of_the_weights(zoo: Zoo) -> None:
+    config = trial_config(
+        zoo, model__dtype="bfloat16", **{
+            "reward.model": zoo.rewards["same"], "reward.extra.safe.model": zoo.rewards["other"],
+            "reward.extra.letters.function": "core_rewards:letter_a",
+            "reward.extra.letters.weight": 1e-4,
+        },
+    )  # fmt: skip
+    batch, asked = rollout(config)
+    scores = role("reward", config).scores(CONTEXT, batch, asked)
+    parts = {"proxy": scores.proxy_B, **scores.extra}
+    assert {part_B.dtype for part_B in parts.values()} == {torch.float32}
+    total_B = weighted_scores(config, scores)
+    assert total_B.dtype == torch.float32
+    exact_B = parts["proxy"].double() + parts["safe"].double() + 1e-4 * parts["letters"].double()
+    torch.testing.assert_close(total_B.double(), exact_B, atol=1e-6, rtol=1e-6)
+
+
+def test_a_named_reward_that_fails_is_named(zoo: Zoo) -> None:
+    config = trial_config(zoo, **{"reward.extra.safe.model": zoo.rewards["same"]})
+    batch, asked = rollout(config)
+    rewarder = role("reward", config)
+    with torch.no_grad():
+        rewarder.extra["safe"].model.score.weight.fill_(float("nan"))
+    with pytest.raises(DivergedError, match=r"reward: scores of reward\.extra\.safe"):
+        rewarder.scores(CONTEXT, batch, asked)
+    no_head = {"reward.extra.safe.model": zoo.policies["Llama"]}
+    with pytest.raises(ConfigError, match=r"reward\.extra\.safe\.model.*lacks weights"):
+        role("reward", trial_config(zoo, **no_head))
+    broken = trial_config(zoo, **{"reward.extra.long.function": "core_rewards:raises"})
+    with pytest.raises(
+        RewardFunctionError, match=r"reward\.extra\.long: core_rewards:raises raised"
+    ):
+        role("reward", broken).scores(CONTEXT, batch, asked)
 
 
 def test_a_reference_of_nan_is_a_divergence(zoo: Zoo) -> None:

@@ -12,7 +12,7 @@ from tiny_models import Zoo
 from tiny_rollouts import CONTEXT, role, rollout, trial_config
 from torch import Tensor
 
-from rlhf_core.config.trial import PPOConfig
+from rlhf_core.config.ppo import PPOConfig
 from rlhf_core.errors import CheckpointError, DivergedError
 from rlhf_core.models.forward import logprobs
 from rlhf_core.store import LocalStore
