@@ -1,8 +1,8 @@
-"""A lean forward of the Llama family for training and scoring: equal to the Hugging Face module, with fewer passes.
+"""A lean forward of the Llama family, for training and scoring.
 
-It works on the modules of the model itself, so adapters and their gradients are included. The last layer goes on
-from the wanted positions only, padding is left out where there is much of it, and norms and rotary embeddings have
-backward passes of their own.
+It computes what the Hugging Face module computes, on the layers of the module itself, so adapters and their
+gradients are included. The last layer goes on from the wanted positions only, padding is left out where there is
+much of it, and norms and rotary embeddings have backward passes of their own.
 """
 
 from __future__ import annotations

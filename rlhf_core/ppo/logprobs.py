@@ -27,8 +27,7 @@ def token_logprobs(logits_BTV: Tensor, tokens_BT: Tensor, *, temperature: float 
     Returns:
         [B, T].
     """
-    _check(logits_BTV, tokens_BT)
-    return _gather(_log_softmax(logits_BTV, temperature), tokens_BT)
+    return token_logprobs_and_entropy(logits_BTV, tokens_BT, temperature=temperature)[0]
 
 
 def entropy(logits_BTV: Tensor, *, temperature: float = 1.0) -> Tensor:
@@ -42,7 +41,8 @@ def entropy(logits_BTV: Tensor, *, temperature: float = 1.0) -> Tensor:
         [B, T].
     """
     check_shape("logits_BTV", logits_BTV, "BTV")
-    return _entropy(_log_softmax(logits_BTV, temperature))
+    any_BT = torch.zeros(logits_BTV.shape[:-1], dtype=torch.int64, device=logits_BTV.device)
+    return token_logprobs_and_entropy(logits_BTV, any_BT, temperature=temperature)[1]
 
 
 def token_logprobs_and_entropy(
@@ -102,7 +102,7 @@ class _LogprobsAndEntropy(torch.autograd.Function):
         return logprobs_BT, entropy_BT
 
     @staticmethod
-    def backward(  # type: ignore[override]
+    def backward(
         ctx: Any, into_logprobs_BT: Tensor | None, into_entropy_BT: Tensor | None
     ) -> tuple[Tensor | None, None, None]:
         exp_BTV, tokens_BT, total_BT, entropy_BT = ctx.saved_tensors
@@ -134,19 +134,5 @@ def _check_temperature(temperature: float) -> None:
         )
 
 
-def _log_softmax(logits_BTV: Tensor, temperature: float) -> Tensor:
-    _check_temperature(temperature)
-    scaled_BTV = logits_BTV.to(statistic_dtype(logits_BTV))
-    if temperature != 1.0:
-        scaled_BTV = scaled_BTV / temperature
-    return torch.log_softmax(scaled_BTV, dim=-1)
-
-
 def _gather(logprobs_BTV: Tensor, tokens_BT: Tensor) -> Tensor:
     return logprobs_BTV.gather(-1, tokens_BT.unsqueeze(-1)).squeeze(-1)
-
-
-def _entropy(logprobs_BTV: Tensor) -> Tensor:
-    # 0 * -inf is NaN, in the value and in the gradient; the lowest finite number gives 0 in both.
-    finite_BTV = logprobs_BTV.clamp(min=torch.finfo(logprobs_BTV.dtype).min)
-    return -(finite_BTV.exp() * finite_BTV).sum(-1)

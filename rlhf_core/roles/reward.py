@@ -11,7 +11,7 @@ from torch import Tensor
 from rlhf_core.assets import Assets, RewardSource
 from rlhf_core.config.trial import TrialConfig
 from rlhf_core.errors import DivergedError
-from rlhf_core.models.forward import split_lengths
+from rlhf_core.models.forward import hidden_at, split_lengths
 from rlhf_core.models.load import (
     load_classifier,
     load_tokenizer,
@@ -170,8 +170,8 @@ class ModelScorer:
             return logits[:, 0]
         # Pooled here: Hugging Face pools before the first padding token, wrong where padding is end-of-sequence.
         trunk, head = self.parts
-        hidden = trunk(input_ids=ids, use_cache=False).last_hidden_state
-        picked: Tensor = head(hidden[torch.arange(len(rows), device=self.device), last])
+        places = torch.arange(len(rows), device=self.device) * width + last
+        picked: Tensor = head(hidden_at(trunk, ids, last + 1, places))
         return picked[:, 0]
 
     def close(self) -> None:
