@@ -302,7 +302,7 @@ def _below(process: psutil.Process, text: str) -> list[psutil.Process]:
 
 
 def _actors() -> list[psutil.Process]:
-    return _below(psutil.Process(), "ray::_RoleActor")
+    return _below(psutil.Process(), "ray::RoleActor")
 
 
 def test_close_leaves_no_process(started: Started) -> None:
