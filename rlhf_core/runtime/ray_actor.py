@@ -12,11 +12,12 @@ from ray.exceptions import RayTaskError
 
 from rlhf_core.config.trial import TrialConfig
 from rlhf_core.runtime.host import RoleHost
+from rlhf_core.runtime.ray_delivery import Parcel, pack
 from rlhf_core.types import CallContext
 
 
 class RoleActor:
-    """A ``RoleHost`` in an actor; weights travel through the object store."""
+    """A ``RoleHost`` in an actor."""
 
     def __init__(self, config: TrialConfig, roles: Sequence[str], gpus: float) -> None:
         self._arguments = (config, roles, gpus)
@@ -35,15 +36,17 @@ class RoleActor:
     def usage(self, caller: str) -> dict[str, float]:
         return self.host.usage(caller)
 
-    def publish(self, context: CallContext) -> tuple[Any, list[Any], float]:
-        """Puts the learner's buckets into the object store; returns header, references and bytes."""
-        header, buckets = self.host.call("learner", "publish", context)
-        size = float(sum(bucket.nbytes for bucket in buckets))
-        return header, [ray.put(bucket) for bucket in buckets], size
+    def hand_over(self, context: CallContext) -> int:
+        return self.host.hand_over(context)
 
-    def receive(self, context: CallContext, header: Any, refs: list[Any]) -> int:
-        """Loads published buckets into the rollout role."""
-        return int(self.host.call("rollout", "load_weights", context, header, ray.get(refs)))
+    def publish(self, context: CallContext) -> Parcel:
+        """Puts the learner's weights into the object store."""
+        header, buckets = self.host.call("learner", "publish", context)
+        return pack(header, buckets)
+
+    def receive(self, context: CallContext, parcel: Parcel) -> int:
+        """Loads what was published into the rollout role."""
+        return int(self.host.call("rollout", "load_weights", context, parcel.header, parcel.open()))
 
     def where(self) -> dict[str, Any]:
         """Process and node of this actor."""
@@ -51,6 +54,7 @@ class RoleActor:
         return {
             "pid": os.getpid(),
             "node": context.get_node_id(),
+            "address": ray.util.get_node_ip_address(),
             "gpus": [str(i) for i in context.get_accelerator_ids().get("GPU", [])],
         }
 
@@ -60,16 +64,24 @@ class RoleActor:
 
 
 class RayWorker:
-    """Handle of a role actor."""
+    """Handle of a role actor.
 
-    def __init__(self, actor: Any) -> None:
-        self.actor = actor
+    Args:
+        actor: The actor.
+        address: Address of its node.
+    """
+
+    def __init__(self, actor: Any, address: str) -> None:
+        self.actor, self.address = actor, address
 
     def call(self, role: str, method: str, context: CallContext, *args: Any) -> Future[Any]:
         return unwrapped(self.actor.call.remote(role, method, context, *args))
 
     def usage(self, caller: str) -> Future[dict[str, float]]:
         return unwrapped(self.actor.usage.remote(caller))
+
+    def hand_over(self, context: CallContext) -> Future[int]:
+        return unwrapped(self.actor.hand_over.remote(context))
 
 
 def unwrapped(ref: Any) -> Future[Any]:

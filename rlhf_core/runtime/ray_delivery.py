@@ -1,17 +1,48 @@
-"""Weights through Ray's object store: one copy in, one out for each rollout worker."""
+"""Weights through Ray's object store: one copy in, on every node one more, one out for each rollout worker."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from rlhf_core.runtime.ray_actor import get
-from rlhf_core.types import CallContext
+import ray
+import torch
+from torch import Tensor
+
+from rlhf_core.models.weights import Bucket, Header
 
 
-def deliver(context: CallContext, learner: Any, rollouts: Sequence[Any]) -> dict[str, float]:
-    """Brings the weights of the ``learner`` actor to the ``rollouts`` actors."""
-    header, refs, size = get(learner.publish.remote(context))
-    # References travel inside a list: Ray would resolve bare ones on the way.
-    get([actor.receive.remote(context, header, refs) for actor in rollouts])
-    return {"bytes": size}
+@dataclass(frozen=True)
+class Parcel:
+    """A delivery in the object store. Buckets are freed with the last copy of it.
+
+    Attributes:
+        header: The header.
+        proofs: Checksum of each bucket.
+        refs: Each bucket as a list of arrays of bytes. Inside of a parcel Ray does not fetch them unasked.
+    """
+
+    header: Header
+    proofs: Sequence[int]
+    refs: Sequence[Any]
+
+    def open(self) -> Iterator[Bucket]:
+        """Bucket after bucket, read where it lies in shared memory."""
+        for index, (proof, ref) in enumerate(zip(self.proofs, self.refs, strict=True)):
+            yield Bucket(index, [_readable(array) for array in ray.get(ref)], proof)
+
+
+def pack(header: Header, buckets: Sequence[Bucket]) -> Parcel:
+    """Copies the buckets into the object store, straight from the parameters."""
+    # Arrays travel beside the pickle and are copied once; a tensor would be copied into it first.
+    refs = [ray.put([piece.cpu().numpy() for piece in bucket.pieces]) for bucket in buckets]
+    return Parcel(header, [bucket.checksum for bucket in buckets], refs)
+
+
+def _readable(array: Any) -> Tensor:
+    with warnings.catch_warnings():
+        # It is only read.
+        warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
+        return torch.from_numpy(array)

@@ -15,9 +15,9 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from rlhf_core.config.trial import TrialConfig
 from rlhf_core.errors import PlacementError
 from rlhf_core.runtime.base import RoleGroup
-from rlhf_core.runtime.placement import Bundle, PlacementPlan
+from rlhf_core.runtime.groups import broadcast_weights, connect_trial
+from rlhf_core.runtime.placement import Bundle, PlacementPlan, WorkerPlace
 from rlhf_core.runtime.ray_actor import RayWorker, RoleActor, get
-from rlhf_core.runtime.ray_delivery import deliver
 from rlhf_core.types import CallContext
 
 GB = 10**9
@@ -51,10 +51,13 @@ class RayRuntime:
         self.plan, self.placement_group = plan, placement_group
         threads = str(config.resources.threads)
         env = {"env_vars": dict.fromkeys(ENV_VARS, threads)}
-        self._actors: list[tuple[Any, Any]] = []
+        self.config = config
+        self._actors: list[tuple[WorkerPlace, Any]] = []
+        self._workers: list[RayWorker] = []
         self._places: list[dict[str, Any]] = []
         try:
             self._start(config, env)
+            connect_trial(self, config, plan)
         except BaseException:
             self.close()
             raise
@@ -76,9 +79,20 @@ class RayRuntime:
             )
             self._actors.append((worker, options.remote(config, worker.roles, bundle.gpus)))
         self._places = get([actor.start.remote() for _, actor in self._actors])
+        self._workers = [
+            RayWorker(actor, place["address"])
+            for (_, actor), place in zip(self._actors, self._places, strict=True)
+        ]
 
     def group(self, role: str) -> RoleGroup:
-        return RoleGroup(role, [RayWorker(a) for place, a in self._actors if role in place.roles])
+        return RoleGroup(role, [self._workers[i] for i in self._hosts(role)])
+
+    def share(self, value: Any) -> Any:
+        return ray.put(value)
+
+    def _hosts(self, role: str) -> list[int]:
+        """Positions of the workers that host ``role``."""
+        return [i for i, (place, _) in enumerate(self._actors) if role in place.roles]
 
     def placement(self) -> dict[str, Any]:
         """The plan with the nodes and devices that were really got, as ``placement.json`` holds it."""
@@ -91,10 +105,17 @@ class RayRuntime:
         return record
 
     def deliver_weights(self, context: CallContext) -> Future[dict[str, float]]:
-        learner = next(a for place, a in self._actors if "learner" in place.roles)
-        rollouts = [a for place, a in self._actors if "rollout" in place.roles]
+        if self.config.sync.transport == "collective":
+            size = broadcast_weights(self.group("learner"), self.group("rollout"), context)
+        else:
+            learner = self._actors[self._hosts("learner")[0]][1]
+            parcel = get(learner.publish.remote(context))
+            get(
+                [self._actors[i][1].receive.remote(context, parcel) for i in self._hosts("rollout")]
+            )
+            size = parcel.header.nbytes
         done: Future[dict[str, float]] = Future()
-        done.set_result(deliver(context, learner, rollouts))
+        done.set_result({"bytes": float(size)})
         return done
 
     def close(self) -> None:

@@ -334,6 +334,7 @@ ELSEWHERE = (
     "resources.", "checkpoint.", "budget.", "eval.", "data.", "model.", "reward.workers",
     "reward.timeout_s", "reward.offset", "reward.heldout", "reward.model", "reward.function",
     "optim.micro_batch_size", "optim.micro_batch_tokens", "rollout.chunk_size",
+    "sync.transport", "sync.bucket_mb", "sync.timeout_s",
 )  # fmt: skip
 SHORT = {"budget__iterations": 3, "eval__prompts": 2, "rollout__chunk_size": 64}
 # key: (value, what has to be set beside it, iteration at which it shows)
@@ -469,6 +470,9 @@ def test_every_knob_moves_something(zoo: Zoo, unmoved: Callable[..., Metrics], k
         ("optim.micro_batch_size", 2),
         ("optim.micro_batch_tokens", 30),
         ("resources.roles.fused.cpus", 9.0),
+        ("sync.transport", "collective"),
+        ("sync.bucket_mb", 1e-4),
+        ("sync.timeout_s", 9.0),
         ("eval.seed", 5),
     ],
 )
