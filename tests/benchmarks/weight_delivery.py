@@ -27,14 +27,12 @@ from ray.util.placement_group import placement_group, remove_placement_group
 from transformers import LlamaForCausalLM
 
 from rlhf_core.config import TrialConfig, apply
-from rlhf_core.models.load import load_policy
 from rlhf_core.runtime.placement import Bundle, PlacementPlan, WorkerPlace
 from rlhf_core.runtime.ray_runtime import RayRuntime, bundle_resources
 from rlhf_core.types import CallContext
 
 ROOT = Path(__file__).resolve().parents[2]
 ROLLOUTS, COPIES, RATIO = 4, 2.2, 10.0
-CPU = torch.device("cpu")
 
 
 def policy(folder: Path, width: int, layers: int) -> tuple[str, int]:
@@ -81,19 +79,19 @@ def runtime(model: str) -> Iterator[RayRuntime]:
 class Receiver:
     """A worker that is given one parameter a call."""
 
-    def __init__(self, model: str) -> None:
-        self.parameters = dict(load_policy(model, "float32", CPU).named_parameters())
+    def __init__(self, shapes: dict[str, tuple[int, ...]]) -> None:
+        self.parameters = {name: torch.zeros(shape) for name, shape in shapes.items()}
 
-    @torch.no_grad()
     def take(self, name: str, values: Any) -> None:
         self.parameters[name].copy_(torch.from_numpy(values.copy()))
 
 
 def by_parameter(model: str) -> Callable[[], None]:
     """Delivery with one call per parameter and worker."""
-    named = list(load_policy(model, "float32", CPU).named_parameters())
+    named = list(LlamaForCausalLM.from_pretrained(model).named_parameters())
+    shapes = {name: tuple(parameter.shape) for name, parameter in named}
     actor = ray.remote(num_cpus=0.1)(Receiver)
-    receivers = [actor.remote(model) for _ in range(ROLLOUTS)]
+    receivers = [actor.remote(shapes) for _ in range(ROLLOUTS)]
 
     def deliver() -> None:
         for name, parameter in named:
@@ -145,7 +143,7 @@ def main() -> None:
         address="local", num_cpus=2, object_store_memory=3 * args.mb * 10**6, include_dashboard=False,
         log_to_driver=False, logging_level="ERROR",
     )  # fmt: skip
-    repeats = 3 if args.quick else 15
+    repeats = 3 if args.quick else 9
     with tempfile.TemporaryDirectory() as folder:
         # 67 MB a layer.
         large, size = policy(Path(folder) / "large", 1024, max(1, round(args.mb / 67.1)))

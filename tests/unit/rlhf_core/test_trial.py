@@ -452,7 +452,10 @@ def test_every_knob_moves_something(zoo: Zoo, unmoved: Callable[..., Metrics], k
     config = trial_config(zoo, **{**SHORT, **beside, "budget__iterations": shows, key: value})
     before, after = unmoved(**beside), _by_iteration(_run(config))
     assert before[0] == after[0] or key in EVALUATED
-    own = {"optim.policy.": "policy/lr", "optim.critic.": "value/lr", "ppo.kl.": "kl/coef"}
+    own = {
+        "optim.policy.": "policy/lr", "optim.critic.": "value/lr", "ppo.kl.": "kl/coef",
+        "sync.": "sync/bytes",
+    }  # fmt: skip
     ignore = {metric for prefix, metric in own.items() if key.startswith(prefix)}
     moved = {
         i for i in range(1, shows + 1) for name in before[i]
