@@ -197,8 +197,8 @@ def test_weights_are_delivered_to_every_rollout_worker(
     )
     rollout, chunk = started.group("rollout"), started.chunk()
     learner = started.group("learner")
-    steps = settings([[0, 1]])
-    gather(learner.call_all("update", ANY, _experience(started, chunk), steps))
+    shared = started.runtime.share(_experience(started, chunk))
+    gather(learner.call_all("update", ANY, shared, settings([[0, 1]])))
     header, buckets = learner.call("publish", CallContext("a", 5)).result()
     assert header.version == 5
     assert len(buckets) > 2
