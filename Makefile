@@ -44,6 +44,7 @@ bench: setup
 		$(BIN)/python tests/benchmarks/generation.py --size $$size; \
 		$(BIN)/python tests/benchmarks/ppo_iteration.py --size $$size; \
 	done
+	$(BIN)/python tests/benchmarks/weight_delivery.py
 
 lint: setup
 	$(BIN)/ruff check .

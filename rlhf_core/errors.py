@@ -60,6 +60,10 @@ class DivergedError(RlhfError, ArithmeticError):
         return type(self), (self.role, self.tensor, self.detail)
 
 
+class RankError(RlhfError, RuntimeError):
+    """Another rank of a group failed, ended or did not answer; that rank's own error is the cause."""
+
+
 def nearest(name: str, known: Iterable[str], count: int = 3) -> str:
     """Near misses of ``name`` as the tail of an error line, or an empty string."""
     known = list(known)

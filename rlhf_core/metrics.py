@@ -156,6 +156,17 @@ def _entries() -> Iterable[Metric]:
     }
     for name, what in phases.items():
         yield m(f"time/{name}", "s", "down", "sum", f"Seconds of the {what}.", False)
+    for role in ("learner", "critic"):
+        yield m(
+            f"time/allreduce_{role}",
+            "s",
+            "down",
+            "max",
+            f"Seconds of the {role}'s ranks in sums over ranks, waits for each other included; of the "
+            "rank that spent most.",
+            False,
+        )
+    yield m("sync/bytes", "bytes", "none", "last", "Weights that each rollout worker was sent.")
     yield m(
         "time/wait", "s", "down", "sum", "Seconds of the iteration in which no role worked.", False
     )

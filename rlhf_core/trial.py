@@ -121,7 +121,8 @@ class PPOTrial:
         metrics |= self._update(experience, phases)
         if self._is_due(self.config.sync_interval):
             with phases("sync"):
-                self.runtime.deliver_weights(self._context(self.iteration)).result()
+                sent = self.runtime.deliver_weights(self._context(self.iteration)).result()
+            metrics["sync/bytes"] = sent["bytes"]
             self.rollout_version = self.iteration
         self.kl = self.kl.update(metrics.get(_kl_unit(self.config), 0.0), experience.rollout.size)
         tokens = float(experience.rollout.response_mask_BT.sum())
@@ -146,7 +147,9 @@ class PPOTrial:
         whole, values = sample.rollout(self.pad_id), []
         with phases.overlapping() as watch:
             if "critic" in self.groups:
-                call = self.groups["critic"].call("values", self._context(), whole)
+                call = self.groups["critic"].together(
+                    "values", self._context(), self.runtime.share(whole)
+                )
                 values = watch("values", [call])
             scored = sample.score(self.groups, self._context(), self.config, watch)
         scores, ref_BT = scored.result(whole)
@@ -175,11 +178,12 @@ class PPOTrial:
             learning = [role for role in learning if role == "critic"]
         context = self._context(self.iteration)
         settings = {"critic": self.config.optim.critic, "learner": self.config.optim.policy}
+        shared = self.runtime.share(experience)
         with phases.overlapping() as watch:
             futures = []
             for role in learning:
-                args = (experience, self._settings(settings[role], steps))
-                futures += watch(role, [self.groups[role].call("update", context, *args)])
+                args = (shared, self._settings(settings[role], steps))
+                futures += watch(role, [self.groups[role].together("update", context, *args)])
         return {name: value for update in gather(futures) for name, value in update.items()}
 
     def _steps(self) -> list[list[int]]:
@@ -342,7 +346,11 @@ class PPOTrial:
             raise CheckpointError(
                 f"checkpoint: step {step} in {uri} lacks {', '.join(sorted(lacks)) or 'its state'}"
             )
-        gather(self.groups[r].call("load", self._context(), uri, parts[r]) for r in self.trained)
+        gather(
+            call
+            for role in self.trained
+            for call in self.groups[role].call_all("load", self._context(), uri, parts[role])
+        )
         try:
             self.load_state_dict(manifest["state"])
         except (KeyError, TypeError, ValueError) as error:

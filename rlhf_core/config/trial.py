@@ -113,6 +113,28 @@ class SyncConfig(Group):
         unit="episodes",
         ge=1,
     )
+    transport: Literal["object_store", "collective"] = option(
+        "object_store",
+        "How weights reach the rollouts: object_store: Ray's shared memory, one copy for each node; "
+        "collective: a broadcast over NCCL where each worker has a GPU of its own, else gloo.",
+    )
+    bucket_mb: float = option(
+        64.0,
+        "Weights and gradients travel in buckets of at most this size (a larger gradient is summed in place).",
+        unit="MB",
+        gt=0,
+        le=1024,
+    )
+    timeout_s: float = option(
+        300.0,
+        "A rank waits this long for the others, in sums of gradients and in broadcasts of weights.",
+        unit="s",
+        gt=0,
+    )
+
+    @property
+    def bucket_bytes(self) -> int:
+        return max(1, int(self.bucket_mb * 10**6))
 
 
 class WorkerResources(Group):
@@ -135,8 +157,10 @@ class LearnerResources(WorkerResources):
 
 class RoleResources(Group):
     rollout: RolloutResources = group(RolloutResources, "Rollout workers.")
-    learner: LearnerResources = group(LearnerResources, "Learner.")
-    critic: WorkerResources = group(WorkerResources, "Critic.")
+    learner: LearnerResources = group(
+        LearnerResources, "Learner; its workers are data-parallel ranks."
+    )
+    critic: WorkerResources = group(WorkerResources, "Critic; its workers are data-parallel ranks.")
     reference: WorkerResources = group(WorkerResources, "Reference.")
     reward: WorkerResources = group(WorkerResources, "Reward.")
     fused: LearnerResources = group(LearnerResources, "The one process of layout fused.")
@@ -289,14 +313,11 @@ def _broken_metric_rules(config: TrialConfig) -> list[str]:
 
 def _broken_resource_rules(resources: ResourcesConfig) -> list[str]:
     problems = []
-    for role, reason in (
-        ("learner", "this engine trains on one process"),
-        ("critic", "this engine trains on one process"),
-        ("fused", "fused is one process"),
-    ):
-        workers = getattr(resources.roles, role).workers
-        if workers != 1:
-            problems.append(f"resources.roles.{role}.workers must be 1, but is {workers}: {reason}")
+    if resources.roles.fused.workers != 1:
+        problems.append(
+            f"resources.roles.fused.workers must be 1, but is {resources.roles.fused.workers}: fused is "
+            "one process"
+        )
     for role in (*ROLES, "fused"):
         share: WorkerResources = getattr(resources.roles, role)
         key = f"resources.roles.{role}"

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import reduce
-from operator import add
 from typing import Any
 
 import torch
@@ -12,11 +10,11 @@ from torch import Tensor
 from rlhf_core.assets import Assets
 from rlhf_core.config.trial import TrialConfig
 from rlhf_core.errors import DivergedError
-from rlhf_core.models.forward import split_rows, values
+from rlhf_core.models.forward import values
 from rlhf_core.models.load import load_critic, load_tokenizer, tokenizer_fingerprint
 from rlhf_core.ppo.aggregation import Normalizer
 from rlhf_core.ppo.losses import value_loss
-from rlhf_core.roles.trainer import Trainer, mean
+from rlhf_core.roles.trainer import Trainer
 from rlhf_core.types import CallContext, Experience, Rollout, UpdateSettings
 
 
@@ -34,13 +32,10 @@ class CriticRole(Trainer):
         optim = config.optim
         self.micro_batch = (optim.micro_batch_size, optim.micro_batch_tokens)
 
-    @torch.no_grad()
     def values(self, context: CallContext, rollout: Rollout) -> Tensor:
         """Value before each response token, float32 [B, T] on the CPU, 0 outside the mask."""
-        out_BT = torch.zeros_like(rollout.logprobs_BT)
-        for rows in split_rows(rollout, range(rollout.size), *self.micro_batch):
-            part_BT = values(self.model, rollout.select(rows).to(self.device))
-            out_BT[rows, : part_BT.shape[1]] = part_BT.cpu()
+        groups = self.share(rollout, range(rollout.size), *self.micro_batch)
+        out_BT = self.tokenwise(rollout, groups, lambda part: values(self.model, part))
         if not bool(torch.isfinite(out_BT).all()):
             raise DivergedError("critic", "values")
         return out_BT
@@ -51,13 +46,13 @@ class CriticRole(Trainer):
         """One update of the critic.
 
         Returns:
-            Metrics of group ``value``.
+            Metrics of group ``value``, those of all ranks together; none on a rank without rows.
 
         Raises:
             DivergedError: If a loss or a gradient is not finite.
         """
 
-        def loss(batch: Experience, counts: Normalizer) -> tuple[Tensor, Any]:
+        def loss(batch: Experience, counts: Normalizer) -> tuple[Tensor, tuple[Any]]:
             assert batch.values_BT is not None
             total, stats = value_loss(
                 values(self.model, batch.rollout),
@@ -69,13 +64,14 @@ class CriticRole(Trainer):
             )
             if not bool(torch.isfinite(total)):
                 raise DivergedError("critic", "value loss")
-            return total, stats
+            return total, (stats,)
 
-        parts, norms = self.run(experience, settings, loss)
-        metrics = {f"value/{k}": float(v) for k, v in reduce(add, parts).metrics().items()}
-        metrics["value/grad_norm"] = mean(norms)
-        metrics["value/lr"] = settings.optim.lr
-        return metrics
+        stats, numbers = self.run(experience, settings, loss)
+        if stats is None:
+            return {}
+        metrics = {f"value/{name}": value for name, value in stats[0].metrics().items()}
+        metrics |= {f"value/{name}": numbers[name] for name in ("grad_norm", "lr")}
+        return metrics | {"time/allreduce_critic": numbers["allreduce"]}
 
 
 def _same_tokens(one: str, other: str) -> bool:

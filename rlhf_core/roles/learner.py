@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import reduce
-from operator import add
 from typing import Any
 
 import torch
@@ -15,13 +13,13 @@ from rlhf_core.config.trial import TrialConfig
 from rlhf_core.errors import DivergedError
 from rlhf_core.models.forward import logprobs, logprobs_and_entropy
 from rlhf_core.models.load import load_policy
-from rlhf_core.models.weights import Header, flatten
+from rlhf_core.models.weights import GROUP, Bucket, Header, buckets_of, header_of, send
 from rlhf_core.ppo.aggregation import Normalizer
 from rlhf_core.ppo.correction import correct
 from rlhf_core.ppo.losses import entropy_bonus, kl_loss, policy_loss
 from rlhf_core.ppo.stats import EntropyStats, KLStats, PolicyStats
 from rlhf_core.roles.rollout import ResponseSampler
-from rlhf_core.roles.trainer import Trainer, mean
+from rlhf_core.roles.trainer import Trainer
 from rlhf_core.types import CallContext, Chunk, Experience, Rollout, UpdateSettings
 
 CORRECTION_METRICS = ("weight_mean", "rejected_share", "abs_log_ratio", "abs_log_ratio_max")
@@ -33,6 +31,7 @@ class LearnerRole(Trainer):
     def __init__(self, config: TrialConfig, assets: Assets, device: torch.device) -> None:
         super().__init__("learner", load_policy(assets.policy, config.model.dtype, device), device)
         self.sampler = ResponseSampler(config, assets, self.model)
+        self.bucket_bytes = config.sync.bucket_bytes
 
     def generate(self, context: CallContext, chunk: Chunk) -> Rollout:
         """Responses under the current weights, for evaluation: rollouts may hold older ones."""
@@ -44,25 +43,26 @@ class LearnerRole(Trainer):
         """One PPO update of the policy.
 
         Returns:
-            Metrics of group ``policy``, means over tokens of all optimiser steps.
+            Metrics of group ``policy``, means over tokens of all optimiser steps and ranks; none on a rank
+            without rows.
 
         Raises:
             DivergedError: If a loss or a gradient is not finite.
         """
 
-        def loss(batch: Experience, counts: Normalizer) -> tuple[Tensor, Any]:
+        def loss(batch: Experience, counts: Normalizer) -> tuple[Tensor, tuple[Any, ...]]:
             return self._loss(batch, counts, settings)
 
         experience, metrics = self._corrected(experience, settings)
-        parts, norms = self.run(experience, settings, loss)
-        policy = reduce(add, (part[0] for part in parts)).metrics()
-        metrics |= {f"policy/{name}": value for name, value in policy.items()}
-        metrics["policy/entropy"] = reduce(add, (part[1] for part in parts)).metrics()["entropy"]
-        if settings.kl_coef:
-            metrics["kl/loss"] = reduce(add, (part[2] for part in parts)).metrics()["kl"]
-        metrics["policy/grad_norm"] = mean(norms)
-        metrics["policy/lr"] = settings.optim.lr
-        return metrics
+        stats, numbers = self.run(experience, settings, loss)
+        if stats is None:
+            return {}
+        policy, entropy, kl = (stat and stat.metrics() for stat in stats)
+        metrics |= {f"policy/{name}": value for name, value in {**policy, **entropy}.items()}
+        if kl is not None:
+            metrics["kl/loss"] = kl["kl"]
+        metrics |= {f"policy/{name}": numbers[name] for name in ("grad_norm", "lr")}
+        return metrics | {"time/allreduce_learner": numbers["allreduce"]}
 
     def _loss(
         self, batch: Experience, counts: Normalizer, settings: UpdateSettings
@@ -112,7 +112,6 @@ class LearnerRole(Trainer):
             raise DivergedError("learner", "policy loss")
         return loss, (stats, entropy, kl)
 
-    @torch.no_grad()
     def _corrected(
         self, experience: Experience, settings: UpdateSettings
     ) -> tuple[Experience, dict[str, float]]:
@@ -121,11 +120,11 @@ class LearnerRole(Trainer):
         if wanted.kind == "none":
             return experience, {}
         rollout = experience.rollout
-        old_BT = torch.zeros_like(rollout.logprobs_BT)
-        for rows in self.parts(rollout, range(rollout.size), settings):
-            part = rollout.select(rows).to(self.device)
-            part_BT = logprobs(self.model, part, settings.temperature)
-            old_BT[rows, : part_BT.shape[1]] = part_BT.cpu()
+        old_BT = self.tokenwise(
+            rollout,
+            self.parts(rollout, range(rollout.size), settings),
+            lambda part: logprobs(self.model, part, settings.temperature),
+        )
         made = correct(
             wanted.kind,
             old_BT,
@@ -138,9 +137,16 @@ class LearnerRole(Trainer):
         metrics = {f"correction/{name}": stats[name] for name in CORRECTION_METRICS}
         return replace(experience, old_logprobs_BT=old_BT, weights_BT=made.weights_BT), metrics
 
-    def publish(self, context: CallContext) -> tuple[Header, list[Tensor]]:
-        """The weights under the context's version, as flat buckets."""
-        return flatten(self.model, context.version or 0)
+    def publish(self, context: CallContext) -> tuple[Header, list[Bucket]]:
+        """The weights under the context's version, as views of the parameters."""
+        header = header_of(self.model, context.version or 0, self.bucket_bytes)
+        return header, buckets_of(self.model, header)
+
+    def send_weights(self, context: CallContext) -> int:
+        """Broadcasts the weights under the context's version to the rollouts; returns the bytes."""
+        header = header_of(self.model, context.version or 0, self.bucket_bytes)
+        send(self.model, header, self.ranks(GROUP))
+        return header.nbytes
 
     def export(self, context: CallContext, folder: str) -> None:
         """Saves the policy as a Hugging Face folder (without the tokenizer)."""

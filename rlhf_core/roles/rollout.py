@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -13,7 +14,8 @@ from rlhf_core.config.trial import TrialConfig
 from rlhf_core.errors import ConfigError, DivergedError, RlhfError, nearest
 from rlhf_core.generation.sampler import Sampling, sample
 from rlhf_core.models.load import load_policy, load_tokenizer, positions
-from rlhf_core.models.weights import Header, load_flat
+from rlhf_core.models.weights import GROUP, Bucket, Header, check_version, load, receive
+from rlhf_core.ranks import Member
 from rlhf_core.store import open_store
 from rlhf_core.types import CallContext, Chunk, Rollout
 
@@ -62,30 +64,50 @@ class ResponseSampler:
         )
 
 
-class RolloutRole:
-    """Samples with its own copy of the policy."""
+class RolloutRole(Member):
+    """Samples with its own copy of the policy.
+
+    Attributes:
+        version: Weight version of the copy; None where a delivery broke off in it.
+    """
 
     def __init__(self, config: TrialConfig, assets: Assets, device: torch.device) -> None:
+        super().__init__()
+        self.device = device
         self.model = load_policy(assets.policy, config.model.dtype, device)
         self.sampler = ResponseSampler(config, assets, self.model)
-        self.version = 0
+        self.version: int | None = 0
 
     def generate(self, context: CallContext, chunk: Chunk) -> Rollout:
         """One response to each prompt of the chunk.
 
         Raises:
-            RlhfError: If the role does not hold the version the caller expects.
+            RlhfError: If the role does not hold the version the caller expects, or none.
         """
+        if self.version is None:
+            raise RlhfError("rollout: the last delivery of weights broke off; deliver them again")
         if context.version is not None and context.version != self.version:
             raise RlhfError(
                 f"rollout: weights have version {self.version}, but {context.version} was expected"
             )
         return self.sampler("rollout", chunk, self.version)
 
-    def load_weights(self, context: CallContext, header: Header, buckets: list[Tensor]) -> int:
-        """Takes delivered weights in place; returns the version now held."""
-        load_flat(self.model, header, buckets)
+    def load_weights(self, context: CallContext, header: Header, buckets: Iterable[Bucket]) -> int:
+        """Takes delivered weights in place; returns the version now held.
+
+        Raises:
+            RlhfError: If they are not those that were sent, or not of the context's version.
+        """
+        check_version(header, context.version)
+        self.version = None
+        load(self.model, header, buckets)
         self.version = header.version
+        return self.version
+
+    def receive_weights(self, context: CallContext) -> int:
+        """The same for weights that the learner broadcasts."""
+        self.version = None
+        self.version = receive(self.model, context.version, self.ranks(GROUP)).version
         return self.version
 
     def save(self, context: CallContext, uri: str, step: int) -> dict[str, Any]:
@@ -101,7 +123,8 @@ class RolloutRole:
         self.version = int(entry["version"])
 
     def close(self) -> None:
-        """Nothing to free."""
+        """Leaves its groups."""
+        self.leave()
 
 
 def _stop_ids(tokenizer: Any, model: nn.Module, stop: tuple[str, ...]) -> tuple[int, ...]:

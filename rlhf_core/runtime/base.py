@@ -8,13 +8,21 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
+from threading import Lock
 from typing import Any, Protocol
 
+from rlhf_core.errors import RankError
 from rlhf_core.types import CallContext
 
 
 class Worker(Protocol):
-    """One process, hosting one or more roles."""
+    """One process, hosting one or more roles.
+
+    Attributes:
+        address: Address of its node, under which other workers reach it.
+    """
+
+    address: str
 
     def call(self, role: str, method: str, context: CallContext, *args: Any) -> Future[Any]:
         """Calls ``method`` of ``role``; an exception of the role is the future's."""
@@ -22,6 +30,10 @@ class Worker(Protocol):
 
     def usage(self, caller: str) -> Future[dict[str, float]]:
         """``{role: busy seconds for this caller since it last asked}``."""
+        ...
+
+    def hand_over(self, context: CallContext) -> Future[int]:
+        """Brings the weights of its learner to its own rollout role; returns the bytes."""
         ...
 
 
@@ -35,8 +47,13 @@ class Runtime(Protocol):
     def deliver_weights(self, context: CallContext) -> Future[dict[str, float]]:
         """Brings the learner's weights to all rollout workers.
 
-        The context's version is the one they carry afterwards. The result has ``bytes``.
+        The context's version is the one they carry afterwards. The result has ``bytes``, those that each
+        worker was sent.
         """
+        ...
+
+    def share(self, value: Any) -> Any:
+        """``value`` as an argument of several calls, carried once and not once for each of them."""
         ...
 
     def close(self) -> None:
@@ -63,6 +80,33 @@ class RoleGroup:
     def call_all(self, method: str, context: CallContext, *args: Any) -> list[Future[Any]]:
         """The same call on every worker."""
         return [worker.call(self.role, method, context, *args) for worker in self.workers]
+
+    def together(self, method: str, context: CallContext, *args: Any) -> Future[Any]:
+        """The same call on every rank; the result is rank 0's.
+
+        It ends when all ranks have; of several errors it is the one that caused the others.
+        """
+        futures = self.call_all(method, context, *args)
+        if len(futures) == 1:
+            return futures[0]
+        joint: Future[Any] = Future()
+        open_calls, lock = len(futures), Lock()
+
+        def done(_future: Future[Any]) -> None:
+            nonlocal open_calls
+            with lock:
+                open_calls -= 1
+                if open_calls:
+                    return
+            error = _cause(futures)
+            if error is None:
+                joint.set_result(futures[0].result())
+            else:
+                joint.set_exception(error)
+
+        for future in futures:
+            future.add_done_callback(done)
+        return joint
 
     def scatter(
         self, method: str, calls: Sequence[tuple[CallContext, tuple[Any, ...]]]
@@ -108,5 +152,15 @@ class RoleGroup:
 
 
 def gather(futures: Iterable[Future[Any]]) -> list[Any]:
-    """Results of all futures, in order; the first exception is raised."""
+    """Results of all futures, in order, once all have ended; raises the first error that no other caused."""
+    futures = list(futures)
+    error = _cause(futures)
+    if error is not None:
+        raise error
     return [future.result() for future in futures]
+
+
+def _cause(futures: Sequence[Future[Any]]) -> BaseException | None:
+    errors = [error for error in (future.exception() for future in futures) if error is not None]
+    first = (error for error in errors if not isinstance(error, RankError))
+    return next(first, errors[0] if errors else None)

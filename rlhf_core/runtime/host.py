@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import defaultdict
 from collections.abc import Sequence
@@ -14,6 +15,9 @@ from rlhf_core.errors import RlhfError
 from rlhf_core.models.load import pick_device
 from rlhf_core.roles.build import build_role
 from rlhf_core.types import CallContext
+
+# Loading a model switches the process's default type for a moment.
+_LOADING = threading.Lock()
 
 
 class RoleHost:
@@ -38,7 +42,8 @@ class RoleHost:
         if name not in self.names:
             raise RlhfError(f"host: this process hosts {', '.join(self.names)}, not {name!r}")
         if name not in self._roles:
-            self._roles[name] = build_role(name, self.config, self.device)
+            with _LOADING:
+                self._roles[name] = build_role(name, self.config, self.device)
         return self._roles[name]
 
     def call(self, role: str, method: str, context: CallContext, *args: Any) -> Any:
@@ -49,6 +54,12 @@ class RoleHost:
             return getattr(target, method)(context, *args)
         finally:
             self._busy[context.caller][role] += time.perf_counter() - start
+
+    def hand_over(self, context: CallContext) -> int:
+        """Loads the learner's weights into the rollout role; returns the bytes."""
+        header, buckets = self.call("learner", "publish", context)
+        self.call("rollout", "load_weights", context, header, buckets)
+        return int(header.nbytes)
 
     def usage(self, caller: str) -> dict[str, float]:
         """Busy seconds by role for ``caller`` since it last asked; those of others stay."""

@@ -2,38 +2,60 @@
 
 from __future__ import annotations
 
-from concurrent.futures import Future
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 from rlhf_core.config.trial import TrialConfig
-from rlhf_core.runtime.base import RoleGroup
+from rlhf_core.runtime.base import RoleGroup, gather
+from rlhf_core.runtime.groups import broadcast_weights, connect_trial
 from rlhf_core.runtime.host import RoleHost
 from rlhf_core.runtime.placement import PlacementPlan
 from rlhf_core.types import CallContext
 
 
 class LocalWorker:
-    """A host in this process. A call has finished when it returns."""
+    """A host in this process.
 
-    def __init__(self, host: RoleHost) -> None:
+    Args:
+        host: Its roles.
+        threaded: With a thread of its own, so that ranks can meet; otherwise a call has finished when it returns.
+    """
+
+    address = "127.0.0.1"
+
+    def __init__(self, host: RoleHost, threaded: bool = False) -> None:
         self.host = host
+        self._thread = ThreadPoolExecutor(1, "roles") if threaded else None
 
     def call(self, role: str, method: str, context: CallContext, *args: Any) -> Future[Any]:
+        return self._do(self.host.call, role, method, context, *args)
+
+    def usage(self, caller: str) -> Future[dict[str, float]]:
+        return self._do(self.host.usage, caller)
+
+    def hand_over(self, context: CallContext) -> Future[int]:
+        return self._do(self.host.hand_over, context)
+
+    def close(self) -> None:
+        if self._thread is not None:
+            # A rank that waits for others ends by its timeout.
+            self._thread.shutdown(wait=False, cancel_futures=True)
+        self.host.close()
+
+    def _do(self, work: Callable[..., Any], *args: Any) -> Future[Any]:
+        if self._thread is not None:
+            return self._thread.submit(work, *args)
         future: Future[Any] = Future()
         try:
-            future.set_result(self.host.call(role, method, context, *args))
+            future.set_result(work(*args))
         except Exception as error:  # noqa: BLE001 - handed to whoever asks the future
             future.set_exception(error)
         return future
 
-    def usage(self, caller: str) -> Future[dict[str, float]]:
-        future: Future[dict[str, float]] = Future()
-        future.set_result(self.host.usage(caller))
-        return future
-
 
 class LocalRuntime:
-    """One ``RoleHost`` for each worker of the plan, all in this process.
+    """One ``RoleHost`` for each worker of the plan, in this process; each has a thread where there are several.
 
     Args:
         config: The trial.
@@ -42,19 +64,35 @@ class LocalRuntime:
     """
 
     def __init__(self, config: TrialConfig, plan: PlacementPlan, gpus: float = 0.0) -> None:
-        self._workers = [(w, LocalWorker(RoleHost(config, w.roles, gpus))) for w in plan.workers]
+        self.config, threaded = config, len(plan.workers) > 1
+        self._workers = [
+            (place, LocalWorker(RoleHost(config, place.roles, gpus), threaded))
+            for place in plan.workers
+        ]
+        try:
+            connect_trial(self, config, plan)
+        except BaseException:
+            self.close()
+            raise
 
     def group(self, role: str) -> RoleGroup:
         return RoleGroup(role, [worker for place, worker in self._workers if role in place.roles])
 
+    def share(self, value: Any) -> Any:
+        return value
+
     def deliver_weights(self, context: CallContext) -> Future[dict[str, float]]:
-        weights = self.group("learner").call("publish", context).result()
-        for future in self.group("rollout").call_all("load_weights", context, *weights):
-            future.result()
+        learner, rollouts = self.group("learner"), self.group("rollout")
+        if self.config.sync.transport == "collective":
+            size = broadcast_weights(learner, rollouts, context)
+        else:
+            header, buckets = learner.call("publish", context).result()
+            gather(rollouts.call_all("load_weights", context, header, buckets))
+            size = header.nbytes
         done: Future[dict[str, float]] = Future()
-        done.set_result({"bytes": float(sum(bucket.nbytes for bucket in weights[1]))})
+        done.set_result({"bytes": float(size)})
         return done
 
     def close(self) -> None:
         for _, worker in self._workers:
-            worker.host.close()
+            worker.close()

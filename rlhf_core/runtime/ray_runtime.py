@@ -1,11 +1,7 @@
-"""Roles as Ray actors, each pinned to its bundle of the trial's placement group.
-
-The only Ray code of the package.
-"""
+"""Roles as Ray actors, each pinned to its bundle of the trial's placement group."""
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future
@@ -13,15 +9,15 @@ from typing import Any
 
 import psutil
 import ray
-from ray.exceptions import RayTaskError
 from ray.util.placement_group import PlacementGroup, placement_group_table
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from rlhf_core.config.trial import TrialConfig
 from rlhf_core.errors import PlacementError
 from rlhf_core.runtime.base import RoleGroup
-from rlhf_core.runtime.host import RoleHost
-from rlhf_core.runtime.placement import Bundle, PlacementPlan
+from rlhf_core.runtime.groups import broadcast_weights, connect_trial
+from rlhf_core.runtime.placement import Bundle, PlacementPlan, WorkerPlace
+from rlhf_core.runtime.ray_actor import RayWorker, RoleActor, get
 from rlhf_core.types import CallContext
 
 GB = 10**9
@@ -33,94 +29,6 @@ def bundle_resources(bundle: Bundle) -> dict[str, float]:
     """A bundle as Ray counts it; memory in bytes, zero amounts left out."""
     amounts = {"CPU": bundle.cpus, "GPU": bundle.gpus, "memory": int(bundle.memory_gb * GB)}
     return {name: amount for name, amount in amounts.items() if amount}
-
-
-class _RoleActor:
-    """A ``RoleHost`` in an actor; weights travel through the object store."""
-
-    def __init__(self, config: TrialConfig, roles: Sequence[str], gpus: float) -> None:
-        self._arguments = (config, roles, gpus)
-
-    def start(self) -> dict[str, Any]:
-        """Builds the host; not in ``__init__``, whose errors would look like a lost process."""
-        if self._arguments[2] == 0:
-            # An actor without GPUs would see all of them.
-            os.environ["CUDA_VISIBLE_DEVICES"] = ""
-        self.host = RoleHost(*self._arguments)
-        return self.where()
-
-    def call(self, role: str, method: str, context: CallContext, *args: Any) -> Any:
-        return self.host.call(role, method, context, *args)
-
-    def usage(self, caller: str) -> dict[str, float]:
-        return self.host.usage(caller)
-
-    def publish(self, context: CallContext) -> tuple[Any, list[Any], float]:
-        """Puts the learner's buckets into the object store; returns header, references and bytes."""
-        header, buckets = self.host.call("learner", "publish", context)
-        size = float(sum(bucket.nbytes for bucket in buckets))
-        return header, [ray.put(bucket) for bucket in buckets], size
-
-    def receive(self, context: CallContext, header: Any, refs: list[Any]) -> int:
-        """Loads published buckets into the rollout role."""
-        return int(self.host.call("rollout", "load_weights", context, header, ray.get(refs)))
-
-    def where(self) -> dict[str, Any]:
-        """Process and node of this actor."""
-        context = ray.get_runtime_context()
-        return {
-            "pid": os.getpid(),
-            "node": context.get_node_id(),
-            "gpus": [str(i) for i in context.get_accelerator_ids().get("GPU", [])],
-        }
-
-    def close(self) -> None:
-        if hasattr(self, "host"):
-            self.host.close()
-
-
-class RayWorker:
-    """Handle of a role actor."""
-
-    def __init__(self, actor: Any) -> None:
-        self.actor = actor
-
-    def call(self, role: str, method: str, context: CallContext, *args: Any) -> Future[Any]:
-        return _unwrapped(self.actor.call.remote(role, method, context, *args))
-
-    def usage(self, caller: str) -> Future[dict[str, float]]:
-        return _unwrapped(self.actor.usage.remote(caller))
-
-
-def _unwrapped(ref: Any) -> Future[Any]:
-    """The reference's future; an error of a role arrives as itself, Ray's wrapper as its cause."""
-    outer: Future[Any] = Future()
-
-    def done(inner: Future[Any]) -> None:
-        error = inner.exception()
-        if error is None:
-            outer.set_result(inner.result())
-        else:
-            outer.set_exception(_own(error))
-
-    ref.future().add_done_callback(done)
-    return outer
-
-
-def _own(error: BaseException) -> BaseException:
-    """What a role raised, out of Ray's wrapper, which keeps the traceback of the other process."""
-    cause = error.cause if isinstance(error, RayTaskError) else None
-    if not isinstance(cause, Exception):
-        return error
-    cause.__cause__ = error
-    return cause
-
-
-def _get(refs: Any) -> Any:
-    try:
-        return ray.get(refs)
-    except RayTaskError as error:
-        raise _own(error) from error
 
 
 class RayRuntime:
@@ -143,16 +51,19 @@ class RayRuntime:
         self.plan, self.placement_group = plan, placement_group
         threads = str(config.resources.threads)
         env = {"env_vars": dict.fromkeys(ENV_VARS, threads)}
-        self._actors: list[tuple[Any, Any]] = []
+        self.config = config
+        self._actors: list[tuple[WorkerPlace, Any]] = []
+        self._workers: list[RayWorker] = []
         self._places: list[dict[str, Any]] = []
         try:
             self._start(config, env)
+            connect_trial(self, config, plan)
         except BaseException:
             self.close()
             raise
 
     def _start(self, config: TrialConfig, env: dict[str, Any]) -> None:
-        actor_class, plan = ray.remote(_RoleActor), self.plan
+        actor_class, plan = ray.remote(RoleActor), self.plan
         for worker in plan.workers:
             bundle = plan.bundles[worker.bundle]
             options = actor_class.options(
@@ -167,10 +78,21 @@ class RayRuntime:
                 ),
             )
             self._actors.append((worker, options.remote(config, worker.roles, bundle.gpus)))
-        self._places = _get([actor.start.remote() for _, actor in self._actors])
+        self._places = get([actor.start.remote() for _, actor in self._actors])
+        self._workers = [
+            RayWorker(actor, place["address"])
+            for (_, actor), place in zip(self._actors, self._places, strict=True)
+        ]
 
     def group(self, role: str) -> RoleGroup:
-        return RoleGroup(role, [RayWorker(a) for place, a in self._actors if role in place.roles])
+        return RoleGroup(role, [self._workers[i] for i in self._hosts(role)])
+
+    def share(self, value: Any) -> Any:
+        return ray.put(value)
+
+    def _hosts(self, role: str) -> list[int]:
+        """Positions of the workers that host ``role``."""
+        return [i for i, (place, _) in enumerate(self._actors) if role in place.roles]
 
     def placement(self) -> dict[str, Any]:
         """The plan with the nodes and devices that were really got, as ``placement.json`` holds it."""
@@ -183,13 +105,17 @@ class RayRuntime:
         return record
 
     def deliver_weights(self, context: CallContext) -> Future[dict[str, float]]:
-        learner = next(a for place, a in self._actors if "learner" in place.roles)
-        rollouts = [a for place, a in self._actors if "rollout" in place.roles]
-        header, refs, size = _get(learner.publish.remote(context))
-        # References travel inside a list: Ray would resolve bare ones on the way.
-        _get([actor.receive.remote(context, header, refs) for actor in rollouts])
+        if self.config.sync.transport == "collective":
+            size = broadcast_weights(self.group("learner"), self.group("rollout"), context)
+        else:
+            learner = self._actors[self._hosts("learner")[0]][1]
+            parcel = get(learner.publish.remote(context))
+            get(
+                [self._actors[i][1].receive.remote(context, parcel) for i in self._hosts("rollout")]
+            )
+            size = parcel.header.nbytes
         done: Future[dict[str, float]] = Future()
-        done.set_result({"bytes": size})
+        done.set_result({"bytes": float(size)})
         return done
 
     def close(self) -> None:

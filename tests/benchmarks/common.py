@@ -19,30 +19,27 @@ def llama_config(size: str, **more: Any) -> Any:
     from transformers import LlamaConfig
 
     width = SIZES[size]["width"]
+    shape = {
+        "hidden_size": width,
+        "intermediate_size": 4 * width,
+        "num_hidden_layers": SIZES[size]["layers"],
+    }
     return LlamaConfig(
         vocab_size=VOCABULARY,
-        hidden_size=width,
-        intermediate_size=4 * width,
-        num_hidden_layers=SIZES[size]["layers"],
         num_attention_heads=4,
         num_key_value_heads=4,
         max_position_embeddings=128,
         pad_token_id=0,
         eos_token_id=1,
         bos_token_id=1,
-        **more,
+        **(shape | more),
     )
 
 
-def save_models(folder: Path, size: str) -> dict[str, str]:
-    """A random policy and reward model with a tokenizer of whole words, and a prompt file."""
-    import torch
+def save_tokenizer(folder: Path) -> None:
+    """A tokenizer of whole words."""
     from tokenizers import Tokenizer, models, pre_tokenizers
-    from transformers import (
-        LlamaForCausalLM,
-        LlamaForSequenceClassification,
-        PreTrainedTokenizerFast,
-    )
+    from transformers import PreTrainedTokenizerFast
 
     words = {f"t{i}": i + 3 for i in range(VOCABULARY - 3)}
     backend = Tokenizer(
@@ -52,13 +49,21 @@ def save_models(folder: Path, size: str) -> dict[str, str]:
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=backend, pad_token="<pad>", eos_token="<eos>", unk_token="<unk>"
     )
+    tokenizer.save_pretrained(folder)
+
+
+def save_models(folder: Path, size: str) -> dict[str, str]:
+    """A random policy and reward model with a tokenizer of whole words, and a prompt file."""
+    import torch
+    from transformers import LlamaForCausalLM, LlamaForSequenceClassification
+
     torch.manual_seed(0)
     LlamaForCausalLM(llama_config(size)).save_pretrained(folder / "policy")
     LlamaForSequenceClassification(llama_config(size, num_labels=1)).save_pretrained(
         folder / "reward"
     )
     for name in ("policy", "reward"):
-        tokenizer.save_pretrained(folder / name)
+        save_tokenizer(folder / name)
     drawn = torch.randint(0, VOCABULARY - 3, (512, PROMPT_TOKENS)).tolist()
     (folder / "prompts.txt").write_text("\n".join(" ".join(f"t{i}" for i in row) for row in drawn))
     return {name: str(folder / name) for name in ("policy", "reward", "prompts.txt")}

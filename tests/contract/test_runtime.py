@@ -1,31 +1,38 @@
-"""One suite over every runtime: local fused, local split, and Ray actors in a placement group."""
+"""One suite over every runtime and transport: local fused, local split, and Ray actors in a placement group."""
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from typing import Any
 
 import psutil
 import pytest
 import torch
 from tiny_models import Zoo
-from tiny_rollouts import prompts, trial_config
+from tiny_rollouts import prompts, settings, trial_config
 
-from rlhf_core.config import TrialConfig
+from rlhf_core.config import TrialConfig, apply
 from rlhf_core.errors import ConfigError, DivergedError, PlacementError, RlhfError
 from rlhf_core.metrics import repeatable
-from rlhf_core.models.weights import Header, _checksum
+from rlhf_core.models.weights import Bucket, checksum
 from rlhf_core.roles.functions import RewardFunctionError
 from rlhf_core.runtime.base import gather
 from rlhf_core.runtime.local import LocalRuntime
 from rlhf_core.runtime.placement import Bundle, PlacementPlan, WorkerPlace, plan_placement
 from rlhf_core.trial import PPOTrial
-from rlhf_core.types import CallContext, Chunk, Prompt
+from rlhf_core.types import CallContext, Chunk, Experience, Prompt
 
-KINDS = ["fused", "split", pytest.param("ray", marks=pytest.mark.ray)]
+# Kind of runtime, ranks of learner and critic, transport of weights.
+KINDS = [
+    ("fused", 1, "object_store"),
+    ("split", 1, "collective"),
+    ("split", 2, "collective"),
+    pytest.param(("ray", 2, "collective"), marks=pytest.mark.ray),
+]
 ANY = CallContext("a")
 
 
@@ -35,6 +42,7 @@ class Started:
 
     Attributes:
         kind: fused, split or ray.
+        ranks: Ranks of learner and critic.
         config: The trial.
         plan: Its placement.
         runtime: Still open.
@@ -42,6 +50,7 @@ class Started:
     """
 
     kind: str
+    ranks: int
     config: TrialConfig
     plan: PlacementPlan
     runtime: Any
@@ -59,26 +68,28 @@ def _config(zoo: Zoo, **values: Any) -> TrialConfig:
         zoo,
         **{
             "budget__iterations": 3, "sync__interval": 2, "model__device": "cpu",
-            "reward__function": "core_rewards:length", "reward__workers": 2, **values,
+            "reward__function": "core_rewards:length", "reward__workers": 2,
+            "sync__bucket_mb": 0.02, **values,
         },
     )  # fmt: skip
 
 
-def _plan(kind: str, config: TrialConfig) -> PlacementPlan:
+def _plan(kind: str, config: TrialConfig, ranks: int = 1) -> PlacementPlan:
     if kind == "fused":
         return plan_placement(config.resources)
-    split = config.resources.model_copy(update={"layout": "split"})
-    if kind == "split":
-        return plan_placement(split)
-    # Few processes start quickly: two rollout workers, and one that hosts the other roles.
+    # Few processes start quickly: two rollout workers, and one for each rank that hosts the other roles too.
     bundles = (
         Bundle("head", 0.1, 0.0, 0.0),
         *(Bundle(f"rollout {i}", 1.0, 0.5, 0.1) for i in range(2)),
-        Bundle("others 0", 2.0, 1.0, 0.0),
+        *(Bundle(f"others {i}", 2.0, 1.0, 0.0) for i in range(ranks)),
     )
+    once = ("reference", "reward")
     workers = (
         *(WorkerPlace("rollout", ("rollout",), i, i + 1) for i in range(2)),
-        WorkerPlace("others", ("learner", "critic", "reference", "reward"), 0, 3),
+        *(
+            WorkerPlace("others", ("learner", "critic", *(() if i else once)), i, i + 3)
+            for i in range(ranks)
+        ),
     )
     return PlacementPlan("split", "SPREAD", bundles, workers)
 
@@ -115,8 +126,9 @@ def _group(plan: PlacementPlan) -> Iterator[Any]:
 @pytest.fixture(scope="module", params=KINDS)
 def started(request: pytest.FixtureRequest, zoo: Zoo) -> Iterator[Started]:
     """One runtime of each kind for all tests here; the last one closes it."""
-    kind, config = str(request.param), _config(zoo)
-    plan = _plan(kind, config)
+    kind, ranks, transport = request.param
+    config = _config(zoo, sync__transport=transport)
+    plan = _plan(kind, config, ranks)
     with contextlib.ExitStack() as stack:
         if kind == "ray":
             request.getfixturevalue("joined")
@@ -127,41 +139,75 @@ def started(request: pytest.FixtureRequest, zoo: Zoo) -> Iterator[Started]:
             runtime = LocalRuntime(config, plan)
         stack.callback(runtime.close)
         metrics = [repeatable(m.values) for m in PPOTrial(config, runtime, plan)]
-        yield Started(kind, config, plan, runtime, metrics)
+        yield Started(kind, ranks, config, plan, runtime, metrics)
 
 
 @pytest.fixture(scope="module")
-def expected(zoo: Zoo) -> list[dict[str, float]]:
-    """Metrics of the same trial in one process."""
-    config = _config(zoo, reward__workers=0)
-    plan = plan_placement(config.resources)
-    return [repeatable(m.values) for m in PPOTrial(config, LocalRuntime(config, plan), plan)]
+def expected(zoo: Zoo) -> Callable[[int], list[dict[str, float]]]:
+    """Metrics of the same trial in this process, by number of ranks."""
+
+    @functools.cache
+    def run(ranks: int) -> list[dict[str, float]]:
+        config = _config(zoo, reward__workers=0)
+        plan = _plan("fused" if ranks == 1 else "split", config, ranks)
+        runtime = LocalRuntime(config, plan)
+        try:
+            return [repeatable(m.values) for m in PPOTrial(config, runtime, plan)]
+        finally:
+            runtime.close()
+
+    return run
 
 
 def test_metrics_are_those_of_one_process_bit_for_bit(
-    started: Started, expected: list[dict[str, float]]
+    started: Started, expected: Callable[[int], list[dict[str, float]]]
 ) -> None:
-    assert started.metrics == expected
-    assert len(expected) == 4
-    assert expected[3]["staleness/max"] == 0
-    assert expected[2]["staleness/max"] == 1
+    want = expected(started.ranks)
+    assert started.metrics == want
+    assert len(want) == 4
+    assert want[3]["staleness/max"] == 0
+    assert want[2]["staleness/max"] == 1
+    assert ["sync/bytes" in metrics for metrics in want] == [False, False, True, False]
+
+
+def test_ranks_change_nothing_but_last_bits(
+    expected: Callable[[int], list[dict[str, float]]],
+) -> None:
+    """In the first iteration; later responses may part where a last bit decides a token."""
+    one, two = expected(1)[1], expected(2)[1]
+    assert one.keys() == two.keys()
+    for name, value in one.items():
+        assert two[name] == pytest.approx(value, rel=1e-3, abs=1e-5), name
 
 
 def test_every_role_has_its_workers(started: Started) -> None:
-    for role in ("learner", "critic", "reference", "reward"):
+    for role in ("reference", "reward"):
         assert len(started.group(role).workers) == 1
+    for role in ("learner", "critic"):
+        assert len(started.group(role).workers) == started.ranks
     assert len(started.group("rollout").workers) == (1 if started.kind == "fused" else 2)
 
 
-def test_weights_are_delivered_to_every_rollout_worker(started: Started) -> None:
+@pytest.mark.parametrize("transport", ["object_store", "collective"])
+def test_weights_are_delivered_to_every_rollout_worker(
+    started: Started, transport: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        started.runtime, "config", apply(started.config, {"sync.transport": transport})
+    )
     rollout, chunk = started.group("rollout"), started.chunk()
-    header, buckets = started.group("learner").call("publish", CallContext("a", 5)).result()
+    learner = started.group("learner")
+    shared = started.runtime.share(_experience(started, chunk))
+    gather(learner.call_all("update", ANY, shared, settings([[0, 1]])))
+    header, buckets = learner.call("publish", CallContext("a", 5)).result()
     assert header.version == 5
+    assert len(buckets) > 2
+    size = sum(piece.nbytes for bucket in buckets for piece in bucket.pieces)
     sent = started.runtime.deliver_weights(CallContext("a", 7)).result()
-    assert sent == {"bytes": sum(bucket.nbytes for bucket in buckets)}
-    # What the learner samples with its own weights.
-    want = started.group("learner").call("generate", CallContext("a", 7), chunk).result()
-    for got in gather(rollout.call_all("generate", CallContext("a", 7), chunk)):
+    assert sent == {"bytes": size}
+    # What every rank of the learner samples with its own weights.
+    want, *same = gather(learner.call_all("generate", CallContext("a", 7), chunk))
+    for got in [*same, *gather(rollout.call_all("generate", CallContext("a", 7), chunk))]:
         assert got.versions_B.tolist() == [7] * got.size
         assert torch.equal(got.tokens_BL, want.tokens_BL)
         assert torch.equal(got.logprobs_BT, want.logprobs_BT)
@@ -170,12 +216,23 @@ def test_weights_are_delivered_to_every_rollout_worker(started: Started) -> None
             future.result()
 
 
-def test_an_altered_delivery_is_refused(started: Started) -> None:
-    header, buckets = started.group("learner").call("publish", CallContext("a", 8)).result()
-    altered = [bucket * 0.5 for bucket in buckets]
-    call = started.group("rollout").call("load_weights", CallContext("a", 8), header, altered)
-    with pytest.raises(RlhfError, match="version 8 arrived altered"):
-        call.result()
+def _experience(started: Started, chunk: Chunk) -> Experience:
+    """What the learner makes of a chunk, with advantages that move it."""
+    rollout = started.group("learner").call("generate", ANY, chunk).result()
+    ones_BT = rollout.response_mask_BT.float()
+    return Experience(rollout, advantages_BT=ones_BT, returns_BT=ones_BT, values_BT=ones_BT)
+
+
+def test_an_altered_delivery_is_refused_and_the_worker_waits_for_another(started: Started) -> None:
+    context, rollout = CallContext("a", 8), started.group("rollout")
+    header, buckets = started.group("learner").call("publish", context).result()
+    buckets[1] = replace(buckets[1], pieces=[piece ^ 1 for piece in buckets[1].pieces])
+    with pytest.raises(RlhfError, match="bucket 1 of version 8 arrived altered"):
+        rollout.call("load_weights", context, header, buckets).result()
+    with pytest.raises(RlhfError, match="delivery of weights broke off"):
+        rollout.call("generate", ANY, started.chunk()).result()
+    started.runtime.deliver_weights(context).result()
+    assert rollout.call("generate", context, started.chunk()).result().size == 8
 
 
 def test_chunks_go_to_whoever_is_free_and_come_back_in_order(started: Started) -> None:
@@ -231,8 +288,9 @@ def test_errors_raised_on_purpose_arrive_as_themselves(started: Started) -> None
         started.group("reward").call("scores", ANY, batch, bad).result()
     assert type(reward.value) is RewardFunctionError
     header, buckets = started.group("learner").call("publish", CallContext("a", 9)).result()
-    buckets = [torch.full_like(bucket, float("nan")) for bucket in buckets]
-    header = Header(9, header.layout, _checksum(buckets))
+    # Four bytes of ones are not a number.
+    pieces = [[torch.full_like(piece, 255) for piece in bucket.pieces] for bucket in buckets]
+    buckets = [Bucket(i, nan, checksum(nan)) for i, nan in enumerate(pieces)]
     gather(rollout.call_all("load_weights", CallContext("a", 9), header, buckets))
     with pytest.raises(DivergedError) as diverged:
         rollout.map("generate", [(ANY, (started.chunk(),))] * 3)
@@ -302,7 +360,7 @@ def _below(process: psutil.Process, text: str) -> list[psutil.Process]:
 
 
 def _actors() -> list[psutil.Process]:
-    return _below(psutil.Process(), "ray::_RoleActor")
+    return _below(psutil.Process(), "ray::RoleActor")
 
 
 def test_close_leaves_no_process(started: Started) -> None:
@@ -310,10 +368,10 @@ def test_close_leaves_no_process(started: Started) -> None:
     workers = []
     if started.kind == "ray":
         record = started.runtime.placement()
-        assert [b["cpus"] for b in record["bundles"]] == [0.1, 1.0, 1.0, 2.0]
+        assert [b["cpus"] for b in record["bundles"]] == [0.1, 1.0, 1.0, *[2.0] * started.ranks]
         assert len({b["node"] for b in record["bundles"]}) == 2
-        assert [w["bundle"] for w in record["workers"]] == [1, 2, 3]
-        assert [len(w["gpus"]) for w in record["workers"]] == [1, 1, 1]
+        assert [w["bundle"] for w in record["workers"]] == list(range(1, 3 + started.ranks))
+        assert all(len(w["gpus"]) == 1 for w in record["workers"])
         workers = [psutil.Process(w["pid"]) for w in record["workers"]]
     pools = [p for process in workers or [psutil.Process()] for p in _below(process, "spawn_main")]
     assert len(pools) == 2
@@ -323,6 +381,13 @@ def test_close_leaves_no_process(started: Started) -> None:
         workers[0].kill()
         with pytest.raises(RayActorError):
             started.group("rollout").call("generate", ANY, started.chunk()).result()
+        batch = (
+            started.group("rollout").workers[1].call("rollout", "generate", ANY, started.chunk())
+        )
+        workers[-1].kill()
+        # The other rank does not wait for its timeout, and the cause is what is raised.
+        with pytest.raises(RayActorError):
+            started.group("critic").together("values", ANY, batch.result()).result(timeout=60)
     started.runtime.close()
     # Processes of other nodes, here on one machine, are not waited for.
     _gone, alive = psutil.wait_procs([*workers, *pools], timeout=5)

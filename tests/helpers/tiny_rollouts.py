@@ -2,19 +2,31 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
 from tiny_models import Zoo
+from torch import Tensor
 
 from rlhf_core.assets import resolve
 from rlhf_core.config import TrialConfig, apply
+from rlhf_core.config.ppo import PPOConfig
 from rlhf_core.prompts import encode_prompt
 from rlhf_core.roles.build import build_role
-from rlhf_core.types import CallContext, Chunk, Prompt, Rollout
+from rlhf_core.types import (
+    AdamWSettings,
+    CallContext,
+    Chunk,
+    Experience,
+    Prompt,
+    Rollout,
+    UpdateSettings,
+)
 
 CPU = torch.device("cpu")
 CONTEXT = CallContext("test")
+ADAM = AdamWSettings(1e-3, 0.9, 0.95, 1e-5, 0.0, 1.0)
 STARTS = (
     "the film is",
     "a",
@@ -68,3 +80,29 @@ def rollout(config: TrialConfig, seed: int = 3) -> tuple[Rollout, tuple[Prompt, 
     """Responses of the initial policy to prompts of unequal length."""
     asked = prompts(config)
     return role("rollout", config).generate(CONTEXT, Chunk(0, asked, seed)), asked
+
+
+def experience(zoo: Zoo, **changes: Tensor) -> Experience:
+    """Responses to prompts of unequal length with random advantages, returns and values."""
+    batch, _ = rollout(trial_config(zoo))
+    generator = torch.Generator().manual_seed(0)
+    mask_BT = batch.response_mask_BT
+
+    def noise() -> Tensor:
+        return torch.randn(mask_BT.shape, generator=generator).masked_fill(~mask_BT, 0.0)
+
+    plain = Experience(batch, advantages_BT=noise(), returns_BT=noise(), values_BT=noise() * 0.1)
+    return replace(plain, **changes)
+
+
+def settings(minibatches: list[list[int]] | None = None, **changes: Any) -> UpdateSettings:
+    """One step on all rows, unless said otherwise; options of AdamW and of ``PPOConfig`` by name."""
+    optim = replace(ADAM, **{k: changes.pop(k) for k in list(changes) if hasattr(ADAM, k)})
+    steps = minibatches or [list(range(8))]
+    ppo = PPOConfig(**{k: changes.pop(k) for k in list(changes) if k in PPOConfig.model_fields})
+    return UpdateSettings(optim, steps, **{"micro_batch_size": 8, "ppo": ppo, **changes})
+
+
+def weights(trained: Any) -> Tensor:
+    """All parameters of a role, flat."""
+    return torch.cat([p.detach().flatten() for p in trained.model.parameters()]).clone()

@@ -336,6 +336,7 @@ ELSEWHERE = (
     "resources.", "checkpoint.", "budget.", "eval.", "data.", "model.", "reward.workers",
     "reward.timeout_s", "reward.offset", "reward.heldout", "reward.model", "reward.function",
     "optim.micro_batch_size", "optim.micro_batch_tokens", "rollout.chunk_size",
+    "sync.transport", "sync.bucket_mb", "sync.timeout_s",
 )  # fmt: skip
 SHORT = {"budget__iterations": 3, "eval__prompts": 2, "rollout__chunk_size": 64}
 # key: (value, what has to be set beside it, iteration at which it shows); {same} is that reward model
@@ -474,7 +475,10 @@ def test_every_knob_moves_something(zoo: Zoo, unmoved: Callable[..., Metrics], k
     config = trial_config(zoo, **{**SHORT, **_filled(zoo, moved_by), "budget__iterations": shows})
     before, after = unmoved(**beside), _by_iteration(_run(config))
     assert before[0] == after[0] or key in EVALUATED
-    own = {"optim.policy.": "policy/lr", "optim.critic.": "value/lr", "ppo.kl.": "kl/coef"}
+    own = {
+        "optim.policy.": "policy/lr", "optim.critic.": "value/lr", "ppo.kl.": "kl/coef",
+        "sync.": "sync/bytes",
+    }  # fmt: skip
     ignore = {metric for prefix, metric in own.items() if key.startswith(prefix)}
     moved = {
         i for i in range(1, shows + 1) for name in before[i]
@@ -492,6 +496,9 @@ def test_every_knob_moves_something(zoo: Zoo, unmoved: Callable[..., Metrics], k
         ("optim.micro_batch_size", 2),
         ("optim.micro_batch_tokens", 30),
         ("resources.roles.fused.cpus", 9.0),
+        ("sync.transport", "collective"),
+        ("sync.bucket_mb", 1e-4),
+        ("sync.timeout_s", 9.0),
         ("eval.seed", 5),
     ],
 )

@@ -199,8 +199,6 @@ def test_a_rule_over_a_wrong_option_is_not_guessed() -> None:
     ("values", "says"),
     [
         ({"reward": {"heldout_model": "a", "heldout_function": "b:c"}}, "exclude each other"),
-        ({"resources": {"roles": {"learner": {"workers": 2}}}}, "learner.workers must be 1"),
-        ({"resources": {"roles": {"critic": {"workers": 2}}}}, "critic.workers must be 1"),
         ({"resources": {"roles": {"fused": {"workers": 2}}}}, "fused.workers must be 1"),
         ({"resources": {"roles": {"critic": {"gpus": 1.5}}}}, "gpus above 1 must be whole"),
         (

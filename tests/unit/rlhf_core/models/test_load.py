@@ -12,7 +12,7 @@ from tiny_models import Zoo, byte_level, characters
 from tiny_rollouts import CPU, role, trial_config
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
-from rlhf_core.errors import ConfigError, RlhfError
+from rlhf_core.errors import ConfigError
 from rlhf_core.models.load import (
     load_classifier,
     load_critic,
@@ -22,7 +22,6 @@ from rlhf_core.models.load import (
     positions,
     tokenizer_fingerprint,
 )
-from rlhf_core.models.weights import BUCKET_BYTES, flatten, load_flat
 
 
 def test_a_policy_named_as_a_reward_is_refused_not_made_up(zoo: Zoo) -> None:
@@ -164,49 +163,3 @@ def test_the_critic_takes_the_reward_model_only_with_its_tokens(
     if from_reward:
         score = AutoModelForSequenceClassification.from_pretrained(zoo.rewards["same"]).score
         assert torch.equal(critic.head.weight, score.weight)
-
-
-def test_weights_travel_in_buckets(zoo: Zoo, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rlhf_core.models.weights.BUCKET_BYTES", 20_000)
-    source = load_policy(zoo.policies["Llama"], "float32", CPU)
-    target = load_policy(zoo.policies["Llama"], "float32", CPU)
-    with torch.no_grad():
-        for parameter in source.parameters():
-            parameter.add_(torch.randn_like(parameter))
-    header, buckets = flatten(source, version=5)
-    assert len(buckets) > 2
-    assert max(b.nbytes for b in buckets) <= 20_000 < BUCKET_BYTES
-    before = [p.data_ptr() for p in target.parameters()]
-    load_flat(target, header, buckets)
-    assert all(map(torch.equal, source.parameters(), target.parameters()))
-    assert before == [p.data_ptr() for p in target.parameters()]
-    assert header.version == 5
-
-
-def test_an_altered_delivery_is_refused_and_changes_nothing(zoo: Zoo) -> None:
-    source = load_policy(zoo.policies["Llama"], "float32", CPU)
-    header, buckets = flatten(source, version=2)
-    kept = [p.clone() for p in source.parameters()]
-    buckets[0][17] += 1
-    with pytest.raises(RlhfError, match="version 2 arrived altered"):
-        load_flat(source, header, buckets)
-    assert all(map(torch.equal, source.parameters(), kept))
-
-
-def test_a_delivery_to_another_model_is_refused(zoo: Zoo) -> None:
-    header, buckets = flatten(load_policy(zoo.policies["Llama"], "float32", CPU), version=2)
-    other = load_policy(zoo.policies["GPT2"], "float32", CPU)
-    wider = load_policy(zoo.policies["Llama"], "float32", CPU)
-    wider.resize_token_embeddings(40)
-    for model in (other, wider):
-        with pytest.raises(RlhfError, match="belongs to another model"):
-            load_flat(model, header, buckets)
-
-
-def test_bfloat16_weights_travel_as_well(zoo: Zoo) -> None:
-    source = load_policy(zoo.policies["Llama"], "bfloat16", CPU)
-    target = load_policy(zoo.policies["Llama"], "bfloat16", CPU)
-    with torch.no_grad():
-        next(target.parameters()).zero_()
-    load_flat(target, *flatten(source, 1))
-    assert all(map(torch.equal, source.parameters(), target.parameters()))

@@ -2,56 +2,26 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from tiny_models import Zoo
-from tiny_rollouts import CONTEXT, role, rollout, trial_config
-from torch import Tensor
+from tiny_rollouts import CONTEXT, experience, role, settings, trial_config, weights
 
-from rlhf_core.config.ppo import PPOConfig
 from rlhf_core.errors import CheckpointError, DivergedError
 from rlhf_core.models.forward import logprobs
 from rlhf_core.store import LocalStore
-from rlhf_core.types import AdamWSettings, Experience, UpdateSettings
-
-ADAM = AdamWSettings(1e-3, 0.9, 0.95, 1e-5, 0.0, 1.0)
-
-
-def _experience(zoo: Zoo, **changes: Tensor) -> Experience:
-    batch, _ = rollout(trial_config(zoo))
-    generator = torch.Generator().manual_seed(0)
-    mask_BT = batch.response_mask_BT
-
-    def noise() -> Tensor:
-        return torch.randn(mask_BT.shape, generator=generator).masked_fill(~mask_BT, 0.0)
-
-    plain = Experience(batch, advantages_BT=noise(), returns_BT=noise(), values_BT=noise() * 0.1)
-    return replace(plain, **changes)
-
-
-def _settings(minibatches: list[list[int]] | None = None, **changes: Any) -> UpdateSettings:
-    optim = replace(ADAM, **{k: changes.pop(k) for k in list(changes) if hasattr(ADAM, k)})
-    steps = minibatches or [list(range(8))]
-    ppo = PPOConfig(**{k: changes.pop(k) for k in list(changes) if k in PPOConfig.model_fields})
-    return UpdateSettings(optim, steps, **{"micro_batch_size": 8, "ppo": ppo, **changes})
-
-
-def _weights(trained: Any) -> Tensor:
-    return torch.cat([p.detach().flatten() for p in trained.model.parameters()]).clone()
 
 
 def test_the_learner_makes_good_tokens_likelier(zoo: Zoo) -> None:
-    experience = _experience(zoo)
+    batch = experience(zoo)
     learner = role("learner", trial_config(zoo))
-    mask_BT, adv_BT = experience.rollout.response_mask_BT, experience.advantages_BT
-    metrics = learner.update(CONTEXT, experience, _settings([list(range(8))] * 3))
+    mask_BT, adv_BT = batch.rollout.response_mask_BT, batch.advantages_BT
+    metrics = learner.update(CONTEXT, batch, settings([list(range(8))] * 3))
     with torch.no_grad():
-        after_BT = logprobs(learner.model, experience.rollout, 1.0)
-    change_BT = (after_BT - experience.rollout.logprobs_BT)[mask_BT]
+        after_BT = logprobs(learner.model, batch.rollout, 1.0)
+    change_BT = (after_BT - batch.rollout.logprobs_BT)[mask_BT]
     assert float((change_BT * adv_BT[mask_BT]).mean()) > 1e-3
     assert metrics["policy/grad_norm"] > 0
     assert metrics["policy/lr"] == 1e-3
@@ -59,52 +29,52 @@ def test_the_learner_makes_good_tokens_likelier(zoo: Zoo) -> None:
 
 
 def test_the_first_step_sees_a_ratio_of_one(zoo: Zoo) -> None:
-    metrics = role("learner", trial_config(zoo)).update(CONTEXT, _experience(zoo), _settings())
+    metrics = role("learner", trial_config(zoo)).update(CONTEXT, experience(zoo), settings())
     assert metrics["policy/ratio_max"] == pytest.approx(1.0, abs=1e-5)
     assert metrics["policy/approx_kl"] == pytest.approx(0.0, abs=1e-7)
 
 
 def test_the_critic_moves_towards_the_returns(zoo: Zoo) -> None:
-    experience = _experience(zoo)
+    batch = experience(zoo)
     critic = role("critic", trial_config(zoo))
-    mask_BT = experience.rollout.response_mask_BT
+    mask_BT = batch.rollout.response_mask_BT
 
     def error() -> float:
-        values_BT = critic.values(CONTEXT, experience.rollout)
-        return float((values_BT - experience.returns_BT)[mask_BT].square().mean())
+        values_BT = critic.values(CONTEXT, batch.rollout)
+        return float((values_BT - batch.returns_BT)[mask_BT].square().mean())
 
     before = error()
-    critic.update(CONTEXT, experience, _settings([list(range(8))] * 5, lr=3e-3))
+    critic.update(CONTEXT, batch, settings([list(range(8))] * 5, lr=3e-3))
     assert error() < before - 0.01
 
 
 def test_the_entropy_bonus_raises_entropy(zoo: Zoo) -> None:
-    flat = torch.zeros_like(_experience(zoo).advantages_BT)
-    experience = _experience(zoo, advantages_BT=flat)
+    flat = torch.zeros_like(experience(zoo).advantages_BT)
+    batch = experience(zoo, advantages_BT=flat)
     steps = [list(range(8))] * 3
     learner = role("learner", trial_config(zoo))
-    before = _weights(learner)
-    learner.update(CONTEXT, experience, _settings(steps))
-    assert torch.equal(_weights(learner), before)
-    first = learner.update(CONTEXT, experience, _settings(steps, entropy_coef=0.1))
-    last = learner.update(CONTEXT, experience, _settings(steps, lr=1e-9))
+    before = weights(learner)
+    learner.update(CONTEXT, batch, settings(steps))
+    assert torch.equal(weights(learner), before)
+    first = learner.update(CONTEXT, batch, settings(steps, entropy_coef=0.1))
+    last = learner.update(CONTEXT, batch, settings(steps, lr=1e-9))
     assert last["policy/entropy"] > first["policy/entropy"]
 
 
 @pytest.mark.parametrize("name", ["learner", "critic"])
 @pytest.mark.parametrize("size", [1, 3])
 def test_the_micro_batch_size_changes_nothing(zoo: Zoo, name: str, size: int) -> None:
-    experience = _experience(zoo)
+    batch = experience(zoo)
     steps = [[0, 5, 2, 7], [1, 3, 4, 6]]
     # A large epsilon: AdamW would blow rounding up where a gradient is about zero.
     results = []
     for width in (8, size):
         trained = role(name, trial_config(zoo))
-        settings = _settings(
+        how = settings(
             steps, micro_batch_size=width, eps=1e-2, entropy_coef=0.01, value_clip_range=0.2
         )
-        metrics = trained.update(CONTEXT, experience, settings)
-        results.append((_weights(trained), metrics))
+        metrics = trained.update(CONTEXT, batch, how)
+        results.append((weights(trained), metrics))
     (one, metrics), (other, same) = results
     torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
     assert metrics.keys() == same.keys()
@@ -115,57 +85,57 @@ def test_the_micro_batch_size_changes_nothing(zoo: Zoo, name: str, size: int) ->
 @pytest.mark.parametrize("name", ["learner", "critic"])
 def test_a_learning_rate_of_zero_leaves_the_weights(zoo: Zoo, name: str) -> None:
     trained = role(name, trial_config(zoo))
-    before = _weights(trained)
-    trained.update(CONTEXT, _experience(zoo), _settings(lr=0.0, weight_decay=0.1))
-    assert torch.equal(_weights(trained), before)
-    trained.update(CONTEXT, _experience(zoo), _settings())
-    assert not torch.equal(_weights(trained), before)
+    before = weights(trained)
+    trained.update(CONTEXT, experience(zoo), settings(lr=0.0, weight_decay=0.1))
+    assert torch.equal(weights(trained), before)
+    trained.update(CONTEXT, experience(zoo), settings())
+    assert not torch.equal(weights(trained), before)
 
 
 def test_settings_come_with_every_update(zoo: Zoo) -> None:
-    experience = _experience(zoo)
+    batch = experience(zoo)
     reference = role("learner", trial_config(zoo))
-    reference.update(CONTEXT, experience, _settings(lr=1e-3))
-    first = _weights(reference)
+    reference.update(CONTEXT, batch, settings(lr=1e-3))
+    first = weights(reference)
     for changes in ({"weight_decay": 0.5}, {"eps": 1.0}, {"max_grad_norm": 1e-3, "eps": 1e-2}):
         other = role("learner", trial_config(zoo))
-        other.update(CONTEXT, experience, _settings(lr=1e-3, **changes))
-        assert not torch.equal(_weights(other), first), changes
+        other.update(CONTEXT, batch, settings(lr=1e-3, **changes))
+        assert not torch.equal(weights(other), first), changes
     # The moments only tell betas apart in the second step.
-    reference.update(CONTEXT, _experience(zoo), _settings())
+    reference.update(CONTEXT, experience(zoo), settings())
     other = role("learner", trial_config(zoo))
     for _ in range(2):
-        other.update(CONTEXT, experience, _settings(beta1=0.1, beta2=0.5))
-    assert not torch.equal(_weights(other), _weights(reference))
+        other.update(CONTEXT, batch, settings(beta1=0.1, beta2=0.5))
+    assert not torch.equal(weights(other), weights(reference))
 
 
 def test_one_step_is_adamw_on_the_clipped_gradient(zoo: Zoo) -> None:
-    experience = _experience(zoo)
+    batch = experience(zoo)
     critic = role("critic", trial_config(zoo))
-    before = _weights(critic)
-    metrics = critic.update(CONTEXT, experience, _settings(max_grad_norm=0.01, eps=1e-2))
+    before = weights(critic)
+    metrics = critic.update(CONTEXT, batch, settings(max_grad_norm=0.01, eps=1e-2))
     grads = torch.cat([p.grad.flatten() for p in critic.model.parameters() if p.grad is not None])
     assert metrics["value/grad_norm"] > 0.01
     assert float(grads.norm()) == pytest.approx(0.01, rel=1e-3)
     # The first step of Adam: both moments, corrected, are the gradient and its square.
     expected = before - 1e-3 * grads / (grads.abs() + 1e-2)
-    torch.testing.assert_close(_weights(critic), expected, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(weights(critic), expected, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("name", ["learner", "critic"])
 def test_state_comes_back_exactly(zoo: Zoo, tmp_path: Path, name: str) -> None:
-    experience, uri = _experience(zoo), LocalStore(tmp_path).uri
+    batch, uri = experience(zoo), LocalStore(tmp_path).uri
     trained = role(name, trial_config(zoo))
-    trained.update(CONTEXT, experience, _settings([[0, 1, 2, 3], [4, 5, 6, 7]]))
+    trained.update(CONTEXT, batch, settings([[0, 1, 2, 3], [4, 5, 6, 7]]))
     entry = trained.save(CONTEXT, uri, 5)
     other = role(name, trial_config(zoo))
-    other.update(CONTEXT, experience, _settings(lr=0.1))
+    other.update(CONTEXT, batch, settings(lr=0.1))
     other.load(CONTEXT, uri, entry)
-    assert torch.equal(_weights(other), _weights(trained))
+    assert torch.equal(weights(other), weights(trained))
     # The next step depends on moments and step count.
-    metrics = [t.update(CONTEXT, experience, _settings()) for t in (trained, other)]
+    metrics = [t.update(CONTEXT, batch, settings()) for t in (trained, other)]
     assert metrics[0] == metrics[1]
-    assert torch.equal(_weights(other), _weights(trained))
+    assert torch.equal(weights(other), weights(trained))
     for one, same in zip(trained.model.parameters(), other.model.parameters(), strict=True):
         for key, value in trained.optimizer.state[one].items():
             assert torch.equal(value, other.optimizer.state[same][key]), key
@@ -173,15 +143,15 @@ def test_state_comes_back_exactly(zoo: Zoo, tmp_path: Path, name: str) -> None:
 
 
 def test_a_state_from_before_the_first_update_forgets_moments(zoo: Zoo, tmp_path: Path) -> None:
-    experience, uri = _experience(zoo), LocalStore(tmp_path).uri
+    batch, uri = experience(zoo), LocalStore(tmp_path).uri
     learner = role("learner", trial_config(zoo))
     fresh = learner.save(CONTEXT, uri, 0)
-    learner.update(CONTEXT, experience, _settings())
-    first = _weights(learner)
+    learner.update(CONTEXT, batch, settings())
+    first = weights(learner)
     learner.load(CONTEXT, uri, fresh)
     assert not learner.optimizer.state
-    learner.update(CONTEXT, experience, _settings())
-    assert torch.equal(_weights(learner), first)
+    learner.update(CONTEXT, batch, settings())
+    assert torch.equal(weights(learner), first)
 
 
 def test_the_rollout_role_comes_back_with_its_version(zoo: Zoo, tmp_path: Path) -> None:
@@ -194,7 +164,7 @@ def test_the_rollout_role_comes_back_with_its_version(zoo: Zoo, tmp_path: Path) 
     other = role("rollout", trial_config(zoo))
     other.load(CONTEXT, uri, entry)
     assert other.version == 3
-    assert torch.equal(_weights(other), _weights(sampler))
+    assert torch.equal(weights(other), weights(sampler))
 
 
 def test_a_checkpoint_of_another_model_is_refused(zoo: Zoo, tmp_path: Path) -> None:
@@ -211,28 +181,28 @@ def test_nan_weights_are_a_divergence_of_the_role(zoo: Zoo, name: str) -> None:
     with torch.no_grad():
         next(trained.model.parameters()).fill_(float("nan"))
     with pytest.raises(DivergedError) as caught:
-        trained.update(CONTEXT, _experience(zoo), _settings())
+        trained.update(CONTEXT, experience(zoo), settings())
     assert caught.value.role == name
     if name == "critic":
         with pytest.raises(DivergedError, match="critic: values"):
-            trained.values(CONTEXT, _experience(zoo).rollout)
+            trained.values(CONTEXT, experience(zoo).rollout)
 
 
 @pytest.mark.parametrize("name", ["learner", "critic"])
 def test_a_gradient_that_is_not_finite_leaves_the_weights(zoo: Zoo, name: str) -> None:
     trained = role(name, trial_config(zoo))
-    before = _weights(trained)
-    huge = torch.full_like(_experience(zoo).returns_BT, 3e38)
+    before = weights(trained)
+    huge = torch.full_like(experience(zoo).returns_BT, 3e38)
     with pytest.raises(DivergedError, match=name):
-        trained.update(CONTEXT, _experience(zoo, returns_BT=huge, advantages_BT=huge), _settings())
-    assert torch.equal(_weights(trained), before)
+        trained.update(CONTEXT, experience(zoo, returns_BT=huge, advantages_BT=huge), settings())
+    assert torch.equal(weights(trained), before)
 
 
 def test_the_learner_exports_what_it_trained(zoo: Zoo, tmp_path: Path) -> None:
     from rlhf_core.models.load import load_policy
 
     learner = role("learner", trial_config(zoo))
-    learner.update(CONTEXT, _experience(zoo), _settings())
+    learner.update(CONTEXT, experience(zoo), settings())
     learner.export(CONTEXT, str(tmp_path))
     loaded = load_policy(str(tmp_path), "float32", torch.device("cpu"))
     assert all(map(torch.equal, loaded.parameters(), learner.model.parameters()))
