@@ -21,18 +21,11 @@ from rlhf_core.config.trial import TrialConfig
 from rlhf_core.errors import PlacementError
 from rlhf_core.runtime.base import RoleGroup
 from rlhf_core.runtime.host import RoleHost
-from rlhf_core.runtime.placement import Bundle, PlacementPlan
+from rlhf_core.runtime.placement import GB, PlacementPlan
 from rlhf_core.types import CallContext
 
-GB = 10**9
 GONE_TIMEOUT_S = 8.0
 ENV_VARS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
-
-
-def bundle_resources(bundle: Bundle) -> dict[str, float]:
-    """A bundle as Ray counts it; memory in bytes, zero amounts left out."""
-    amounts = {"CPU": bundle.cpus, "GPU": bundle.gpus, "memory": int(bundle.memory_gb * GB)}
-    return {name: amount for name, amount in amounts.items() if amount}
 
 
 class _RoleActor:
@@ -154,11 +147,12 @@ class RayRuntime:
     def _start(self, config: TrialConfig, env: dict[str, Any]) -> None:
         actor_class, plan = ray.remote(_RoleActor), self.plan
         for worker in plan.workers:
-            bundle = plan.bundles[worker.bundle]
+            share = plan.share(worker)
             options = actor_class.options(
-                num_cpus=bundle.cpus,
-                num_gpus=bundle.gpus,
-                memory=int(bundle.memory_gb * GB) or None,
+                num_cpus=share.cpus,
+                num_gpus=share.gpus,
+                memory=int(share.memory_gb * GB) or None,
+                resources=dict(share.custom),
                 runtime_env=env,
                 scheduling_strategy=PlacementGroupSchedulingStrategy(
                     placement_group=self.placement_group,
@@ -166,7 +160,7 @@ class RayRuntime:
                     placement_group_capture_child_tasks=True,
                 ),
             )
-            self._actors.append((worker, options.remote(config, worker.roles, bundle.gpus)))
+            self._actors.append((worker, options.remote(config, worker.roles, share.gpus)))
         self._places = _get([actor.start.remote() for _, actor in self._actors])
 
     def group(self, role: str) -> RoleGroup:

@@ -16,8 +16,7 @@ import ray
 from ray.cluster_utils import Cluster
 
 from rlhf_core.errors import ClusterError, ConfigError, RlhfError
-from rlhf_core.runtime.placement import Node
-from rlhf_core.runtime.ray_runtime import GB
+from rlhf_core.runtime.placement import GB, Node
 from sweeps.config import ClusterConfig, RehearseConfig
 
 STORE_BYTES = 300 * 10**6
