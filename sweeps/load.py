@@ -74,7 +74,8 @@ def load_sweep(
     space = _read_space(spaced, name)
     config = validate(SweepConfig, {**values, "base": {}, "space": codec.to_dict(space)}, name)
     program = load_program(config.program)
-    base = nest(program.absolute(flat(values.get("base") or {})))
+    base = nest(program.absolute(flat(values.get("base") or {}, frozenset(program.keys()))))
+    base = _with_affinity(base, config, name)
     loaded = Loaded(config, base, space, program)
     found = [f"{name}: {line}" for line in _problems(loaded)]
     if found:
@@ -100,15 +101,31 @@ def _overridden(values: dict[str, Any], overrides: Mapping[str, Any], name: str)
     return values
 
 
-def flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """``{"a": {"b": 1}}`` -> ``{"a.b": 1}``; an empty mapping stays a value."""
+def flat(
+    tree: Mapping[str, Any], whole: frozenset[str] = frozenset(), prefix: str = ""
+) -> dict[str, Any]:
+    """``{"a": {"b": 1}}`` -> ``{"a.b": 1}``; an empty mapping stays a value, and so does that of a key in ``whole``."""
     leaves: dict[str, Any] = {}
     for key, value in tree.items():
-        if isinstance(value, Mapping) and value:
-            leaves |= flat(value, f"{prefix}{key}.")
+        dotted = f"{prefix}{key}"
+        if isinstance(value, Mapping) and value and dotted not in whole:
+            leaves |= flat(value, whole, f"{dotted}.")
         else:
-            leaves[f"{prefix}{key}"] = value
+            leaves[dotted] = value
     return leaves
+
+
+def _with_affinity(base: dict[str, Any], config: SweepConfig, name: str) -> dict[str, Any]:
+    """``cluster.affinity`` is the trials' own option, set for all of them."""
+    affinity = config.cluster.affinity
+    if affinity is None:
+        return base
+    own = base.get("resources", {}).get("affinity", affinity)
+    if own != affinity:
+        raise ConfigError(
+            f"{name}: cluster.affinity is {affinity!r}, but base.resources.affinity {own!r}; remove one"
+        )
+    return merge(base, {"resources": {"affinity": affinity}})
 
 
 def _expand_base(values: dict[str, Any]) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from rlhf_core.assets import problems, task_folder
 from rlhf_core.config import TrialConfig, apply, known_keys, resolve_trial
 from rlhf_core.errors import ConfigError
 from rlhf_core.metrics import CATALOGUE, IterationMetrics
+from rlhf_core.runtime.object_store import StoreNeed, store_need
 from rlhf_core.runtime.placement import PlacementPlan, plan_trial
 from rlhf_core.store import Store
 from rlhf_core.tasks.folder import finished_or_absent
@@ -68,6 +69,9 @@ class PPOProgram(TrialProgram):
         config = trial_config(base, params)
         return len(plan_trial(config).workers) * config.resources.threads
 
+    def store_need(self, base: Mapping[str, Any], params: Mapping[str, Any]) -> StoreNeed | None:
+        return store_need(trial_config(base, params))
+
     def metrics(self) -> tuple[str, ...] | None:
         return tuple(CATALOGUE)
 
@@ -98,7 +102,7 @@ class PPOProgram(TrialProgram):
 
 
 class RunningPPO:
-    """A PPO trial with its runtime: one process for layout ``fused``, Ray actors for ``split``."""
+    """A PPO trial with its runtime: one process for layout ``fused``, Ray actors for the others."""
 
     def __init__(self, config: TrialConfig, context: TrialContext) -> None:
         # Imported where a trial runs: the driver of a sweep needs no torch.
@@ -122,7 +126,7 @@ class RunningPPO:
 
         if context.placement_group is None:
             raise ConfigError(
-                "resources.layout: 'split' needs a Ray placement group; run the trial through Ray "
+                f"resources.layout: {config.resources.layout!r} needs a Ray placement group; run the trial through Ray "
                 "or use 'fused'"
             )
         return RayRuntime(config, self.plan, context.placement_group)
