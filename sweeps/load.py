@@ -104,7 +104,7 @@ def _overridden(values: dict[str, Any], overrides: Mapping[str, Any], name: str)
 def flat(
     tree: Mapping[str, Any], whole: frozenset[str] = frozenset(), prefix: str = ""
 ) -> dict[str, Any]:
-    """``{"a": {"b": 1}}`` -> ``{"a.b": 1}``; an empty mapping stays a value, and so does that of a key in ``whole``."""
+    """``{"a": {"b": 1}}`` -> ``{"a.b": 1}``; empty mappings, and those of keys in ``whole``, stay values."""
     leaves: dict[str, Any] = {}
     for key, value in tree.items():
         dotted = f"{prefix}{key}"

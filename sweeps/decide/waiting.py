@@ -19,12 +19,14 @@ class Looked:
     Attributes:
         trial: The trial.
         never: Why neither the live nodes nor the declared node types can ever hold it, or None.
-        missing: What it waits for with the resources that are free now, in words.
+        missing: What it waits for, in words.
+        alive: Whether the live nodes could hold it if nothing else ran.
     """
 
     trial: str
     never: str | None
     missing: str
+    alive: bool = True
 
 
 @dataclass(frozen=True)
@@ -36,10 +38,10 @@ class Look:
 
 @dataclass(frozen=True)
 class Tell:
-    """Action: record and show that the trial waits since ``since``, for ``missing``."""
+    """Action: record that the trial has waited for ``seconds`` by now, for ``missing``."""
 
     trial: str
-    since: float
+    seconds: float
     missing: str
 
 
@@ -57,12 +59,21 @@ Action = Look | Tell | GiveUp
 
 @dataclass
 class Wait:
-    """One waiting trial: since when, when it was looked at, when it first fitted nowhere, what was told."""
+    """One waiting trial.
+
+    Attributes:
+        since: When it began to wait.
+        looked: When the cluster was last looked at for it.
+        missing: What it waits for; empty before the first look.
+        alive: Whether the live nodes could hold it if nothing else ran.
+        hopeless: Since when it fits nowhere, or None.
+    """
 
     since: float
     looked: float | None = None
+    missing: str = ""
+    alive: bool = True
     hopeless: float | None = None
-    told: str | None = None
 
 
 @dataclass
@@ -70,7 +81,7 @@ class Waiting:
     """State of all waiting trials, and how patient the sweep is.
 
     Attributes:
-        notice_s: A trial that waits longer is shown, and leaves its slot to another.
+        notice_s: A trial that waits longer is shown.
         every_s: Looks at one trial are at least this far apart.
         patience_s: A trial must fit nowhere for this long before it ends: nodes come back, and an autoscaler
             replaces them.
@@ -81,9 +92,15 @@ class Waiting:
     patience_s: float = 60.0
     waits: dict[str, Wait] = field(default_factory=dict)
 
-    def stuck(self, now: float) -> frozenset[str]:
-        """Trials that have waited longer than notice allows."""
-        return frozenset(t for t, wait in self.waits.items() if now - wait.since >= self.notice_s)
+    @property
+    def shown(self) -> dict[str, Wait]:
+        """Trials that have waited long enough to be shown."""
+        return {trial: wait for trial, wait in self.waits.items() if wait.missing}
+
+    @property
+    def absent(self) -> int:
+        """Trials whose nodes are not there: others may run in their stead until they come."""
+        return sum(not wait.alive for wait in self.waits.values())
 
 
 def decide(state: Waiting, event: Event, now: float) -> list[Action]:
@@ -97,26 +114,9 @@ def decide(state: Waiting, event: Event, now: float) -> list[Action]:
         now: Seconds on a clock that only goes forward.
     """
     if isinstance(event, Pending):
-        return list(_pending(state, event, now))
+        return _pending(state, event, now)
     wait = state.waits.get(event.trial)
-    if wait is None:
-        return []
-    if event.never is None:
-        wait.hopeless = None
-    elif wait.hopeless is None:
-        wait.hopeless = now
-    if (
-        event.never is not None
-        and wait.hopeless is not None
-        and now - wait.hopeless >= state.patience_s
-    ):
-        del state.waits[event.trial]
-        return [GiveUp(event.trial, event.never)]
-    missing = event.never or event.missing
-    if wait.told == missing:
-        return []
-    wait.told = missing
-    return [Tell(event.trial, wait.since, missing)]
+    return [] if wait is None else _looked(state, wait, event, now)
 
 
 def _pending(state: Waiting, event: Pending, now: float) -> list[Action]:
@@ -125,9 +125,24 @@ def _pending(state: Waiting, event: Pending, now: float) -> list[Action]:
     for trial in event.trials:
         state.waits.setdefault(trial, Wait(now))
     due = []
-    for trial in sorted(state.stuck(now)):
-        wait = state.waits[trial]
-        if wait.looked is None or now - wait.looked >= state.every_s:
+    for trial, wait in sorted(state.waits.items()):
+        last = wait.since + state.notice_s - state.every_s if wait.looked is None else wait.looked
+        if now - last >= state.every_s:
             wait.looked = now
-            due.append(trial)
-    return [Look(trial) for trial in due]
+            due.append(Look(trial))
+    return list(due)
+
+
+def _looked(state: Waiting, wait: Wait, event: Looked, now: float) -> list[Action]:
+    was, first = wait.hopeless is not None, not wait.missing
+    wait.missing, wait.alive = event.never or event.missing, event.alive
+    if event.never is None:
+        wait.hopeless = None
+    elif wait.hopeless is None:
+        wait.hopeless = now
+    elif now - wait.hopeless >= state.patience_s:
+        del state.waits[event.trial]
+        return [GiveUp(event.trial, event.never)]
+    # What it waits for in a busy cluster changes with every look; the ledger need not say so.
+    changed = was != (wait.hopeless is not None)
+    return [Tell(event.trial, now - wait.since, wait.missing)] if first or changed else []

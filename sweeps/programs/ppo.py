@@ -126,8 +126,8 @@ class RunningPPO:
 
         if context.placement_group is None:
             raise ConfigError(
-                f"resources.layout: {config.resources.layout!r} needs a Ray placement group; run the trial through Ray "
-                "or use 'fused'"
+                f"resources.layout: {config.resources.layout!r} needs a Ray placement group; run the trial "
+                "through Ray or use 'fused'"
             )
         return RayRuntime(config, self.plan, context.placement_group)
 

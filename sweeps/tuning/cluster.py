@@ -14,12 +14,15 @@ from typing import Any
 
 import psutil
 import ray
+from ray._private.state import available_resources_per_node
 from ray.autoscaler.sdk import request_resources
 from ray.cluster_utils import Cluster
+from ray.util.placement_group import placement_group_table
 
 from rlhf_core.errors import ClusterError, ConfigError, RlhfError
-from rlhf_core.runtime.placement import GB, Node, NodeType
+from rlhf_core.runtime.placement import GB, Node, NodeType, with_node_types
 from sweeps.config import ClusterConfig, RehearseConfig
+from sweeps.driver import ClusterView
 
 # What a Ray of its own gets at least for its object store.
 STORE_GB = 0.3
@@ -202,8 +205,43 @@ def live_nodes() -> list[Node]:
 
 def free_nodes() -> list[Node]:
     """What the live nodes have free at the moment; groups that wait for their nodes hold nothing."""
-    free = ray._private.state.available_resources_per_node()
+    free = available_resources_per_node()
     return [_node(n, free.get(n["NodeID"], {})) for n in ray.nodes() if n["Alive"]]
+
+
+def view(types: Sequence[NodeType]) -> ClusterView:
+    """The connected cluster now, with the nodes that ``types`` could add."""
+    live = live_nodes()
+    return ClusterView(live, free_nodes(), with_node_types(live, types))
+
+
+def groups() -> tuple[dict[str, dict[str, Any]], dict[str, str]]:
+    """Placement groups of the connected cluster.
+
+    Returns:
+        Of each that is placed, as in ``placement.json`` but without roles, which Ray does not know; and of each
+        that waits, what it asks for.
+    """
+    placed: dict[str, dict[str, Any]] = {}
+    waiting: dict[str, str] = {}
+    for key, group in placement_group_table().items():
+        name = group["name"] or key[:6]
+        bundles = [
+            {
+                "index": index,
+                "owner": ", ".join(
+                    f"{v / GB if k == 'memory' else v:g} {k}" for k, v in has.items()
+                ),
+                "node": group["bundles_to_node_id"].get(index),
+            }
+            for index, has in group["bundles"].items()
+        ]
+        if group["state"] in ("CREATED", "RESCHEDULING"):
+            placed[name] = {"bundles": bundles}
+        elif group["state"] == "PENDING":
+            asked = "; ".join(bundle["owner"] for bundle in bundles)
+            waiting[name] = f"{len(bundles)} bundles ({asked})"
+    return placed, waiting
 
 
 def _node(node: Mapping[str, Any], has: Mapping[str, float]) -> LiveNode:
@@ -228,7 +266,7 @@ _FIXED = ("CPU", "GPU", "memory", "object_store_memory")
 
 
 def own_store_gb(need_gb: float, count: int = 1) -> float:
-    """Object store of each of ``count`` nodes that this machine starts: what is needed, as far as there is room."""
+    """Object store of each of ``count`` nodes on this machine: what is needed, as far as there is room."""
     room = shutil.disk_usage("/dev/shm").free * 0.9 / GB if Path("/dev/shm").exists() else STORE_GB
     return max(min(STORE_GB, room / count), min(need_gb, room / count))
 
