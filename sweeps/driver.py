@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rlhf_core.errors import ConfigError
-from rlhf_core.runtime.placement import Node, find_shortfall, shortfall
+from rlhf_core.runtime.placement import Node, find_shortfall, group_request, shortfall
 from sweeps.decide.failures import SameFailure
 from sweeps.decide.guards import Guards
 from sweeps.decide.stopping import Asha, MedianStopping, NoStopping, Stopping
@@ -61,11 +61,13 @@ class ClusterView:
         live: What the live nodes offer in total.
         free: What they have free.
         possible: The live nodes, and those that an autoscaler was declared to add.
+        asked: The bundles of each placement group that has no place yet, as Ray counts them.
     """
 
     live: list[Node]
     free: list[Node]
     possible: list[Node]
+    asked: list[list[dict[str, float]]]
 
 
 class SweepDriver:
@@ -182,11 +184,13 @@ class SweepDriver:
 
     def _looked(self, trial: str, view: ClusterView) -> Looked:
         plan = self.loaded.program.placement(self.loaded.base, self.records[trial].params)
+        if group_request(plan)["bundles"] not in view.asked:
+            return Looked(trial, None, "")
         absent = find_shortfall(plan, view.live)
         if absent is not None:
             return Looked(trial, shortfall(plan, view.possible), f"new nodes: {absent.what}", False)
         busy = find_shortfall(plan, view.free)
-        return Looked(trial, None, f"room: {busy.what}" if busy else "Ray to place it")
+        return Looked(trial, None, f"room: {busy.what}" if busy else "room")
 
     def _tell(self, action: Tell) -> None:
         record = self.records[action.trial]

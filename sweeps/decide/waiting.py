@@ -19,7 +19,7 @@ class Looked:
     Attributes:
         trial: The trial.
         never: Why neither the live nodes nor the declared node types can ever hold it, or None.
-        missing: What it waits for, in words.
+        missing: What it waits for, in words; empty where it has its place and only starts.
         alive: Whether the live nodes could hold it if nothing else ran.
     """
 
@@ -64,7 +64,7 @@ class Wait:
     Attributes:
         since: When it began to wait.
         looked: When the cluster was last looked at for it.
-        missing: What it waits for; empty before the first look.
+        missing: What it waits for; empty before the first look, and where it has its place.
         alive: Whether the live nodes could hold it if nothing else ran.
         hopeless: Since when it fits nowhere, or None.
     """
@@ -135,7 +135,7 @@ def _pending(state: Waiting, event: Pending, now: float) -> list[Action]:
 
 def _looked(state: Waiting, wait: Wait, event: Looked, now: float) -> list[Action]:
     was, first = wait.hopeless is not None, not wait.missing
-    wait.missing, wait.alive = event.never or event.missing, event.alive
+    wait.missing, wait.alive = event.missing, event.alive
     if event.never is None:
         wait.hopeless = None
     elif wait.hopeless is None:
@@ -145,4 +145,5 @@ def _looked(state: Waiting, wait: Wait, event: Looked, now: float) -> list[Actio
         return [GiveUp(event.trial, event.never)]
     # What it waits for in a busy cluster changes with every look; the ledger need not say so.
     changed = was != (wait.hopeless is not None)
-    return [Tell(event.trial, now - wait.since, wait.missing)] if first or changed else []
+    told = bool(wait.missing) and (first or changed)
+    return [Tell(event.trial, now - wait.since, wait.missing)] if told else []

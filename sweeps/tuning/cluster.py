@@ -212,7 +212,12 @@ def free_nodes() -> list[Node]:
 def view(types: Sequence[NodeType]) -> ClusterView:
     """The connected cluster now, with the nodes that ``types`` could add."""
     live = live_nodes()
-    return ClusterView(live, free_nodes(), with_node_types(live, types))
+    asked = [
+        [dict(group["bundles"][index]) for index in sorted(group["bundles"])]
+        for group in placement_group_table().values()
+        if group["state"] == "PENDING"
+    ]
+    return ClusterView(live, free_nodes(), with_node_types(live, types), asked)
 
 
 def groups() -> tuple[dict[str, dict[str, Any]], dict[str, str]]:
