@@ -40,7 +40,7 @@ def draw_trial(trial: str, record: Record, nodes: Sequence[Record]) -> list[str]
     """Lines that show one trial: each node with a row for each worker, and the GPUs it has.
 
     Args:
-        trial: Its name.
+        trial: Its name, or nothing.
         record: As in ``placement.json``.
         nodes: As ``cluster.nodes`` of ``sweep.json``; those that hold nothing are summed up in a line.
     """
@@ -51,7 +51,7 @@ def draw_trial(trial: str, record: Record, nodes: Sequence[Record]) -> list[str]
     strategy, layout = record.get("strategy", "?"), record.get("layout", "?")
     count = sum(map(len, bundles.values()))
     lines = [
-        f"{trial}: layout {layout}, {strategy}, {amount(count, 'bundle')} on {len(used)} of "
+        f"{trial + ': ' if trial else ''}layout {layout}, {strategy}, {amount(count, 'bundle')} on {len(used)} of "
         f"{amount(len(nodes), 'node')}"
     ]
     for node in used:

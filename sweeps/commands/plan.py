@@ -67,9 +67,9 @@ def _picture(shape: Shape, nodes: Sequence[Node]) -> list[str]:
     """The bundles on their nodes, or in a list where they fit nowhere."""
     title = ", ".join(f"{k} = {v}" for k, v in shape.params.items()) or "every trial"
     if shape.place is not None:
-        return draw_trial(title, planned(shape.plan, shape.place), numbered(nodes))
+        return [title, *draw_trial("", planned(shape.plan, shape.place), numbered(nodes))]
     bundles = [f"  bundle {i}  {b.owner}: {_needs(b)}" for i, b in enumerate(shape.plan.bundles)]
-    return [f"{title}: {shape.plan.layout}, {shape.plan.strategy}, fits nowhere", *bundles]
+    return [title, f"layout {shape.plan.layout}, {shape.plan.strategy}, fits nowhere", *bundles]
 
 
 def _needs(bundle: Bundle) -> str:

@@ -95,16 +95,18 @@ def running(config: ClusterConfig, store_gb: float = 0.0) -> Iterator[list[Node]
         except Exception as error:
             raise ClusterError(_why(error)) from error
         # Logical nodes all bear this machine's name.
-        yield nodes if config.rehearse is None else _numbered(nodes)
+        yield list(nodes) if config.rehearse is None else _numbered(nodes)
 
 
-def _start(config: ClusterConfig, store_gb: float, stack: contextlib.ExitStack) -> list[Node]:
+def _start(
+    config: ClusterConfig, store_gb: float, stack: contextlib.ExitStack
+) -> Sequence[LiveNode]:
     """Starts or joins Ray; ``stack`` then holds what ends it, in the right order."""
-    cluster: Cluster | None = None
+    cluster, ids = None, []
     count = config.rehearse.nodes if config.rehearse is not None else 1
     store = int(own_store_gb(store_gb, count) * GB)
     if config.rehearse is not None and config.rehearse.nodes > 1:
-        cluster = _rehearsed(config.rehearse, store)
+        cluster, ids = _rehearsed(config.rehearse, store)
         stack.callback(cluster.shutdown)
     stack.callback(ray.shutdown)
     if cluster is not None:
@@ -113,7 +115,8 @@ def _start(config: ClusterConfig, store_gb: float, stack: contextlib.ExitStack) 
         _join(config.address)
     else:
         _own(config, store)
-    return live_nodes()
+    # Ray lists nodes in no order; those of a rehearsal keep theirs, and their labels with it.
+    return sorted(live_nodes(), key=lambda node: ids.index(node.id) if node.id in ids else 0)
 
 
 def _why(error: Exception) -> str:
@@ -154,11 +157,12 @@ def _own(config: ClusterConfig, store: int) -> None:
     ray.init(address="local", object_store_memory=store, **sizes, **_options())
 
 
-def _numbered(nodes: list[Node]) -> list[Node]:
+def _numbered(nodes: Sequence[LiveNode]) -> list[Node]:
     return [replace(node, name=f"node {i}") for i, node in enumerate(nodes)]
 
 
-def _rehearsed(shape: RehearseConfig, store: int) -> Cluster:
+def _rehearsed(shape: RehearseConfig, store: int) -> tuple[Cluster, list[str]]:
+    """Starts the logical nodes; returns them and their ids in order."""
     args: dict[str, Any] = {
         "num_cpus": shape.cpus,
         "num_gpus": shape.gpus,
@@ -168,14 +172,17 @@ def _rehearsed(shape: RehearseConfig, store: int) -> Cluster:
     }
     head = {**args, "labels": _labels(shape, 0), "include_dashboard": False}
     cluster = Cluster(initialize_head=True, head_node_args=head)
+    ids = [cluster.head_node.node_id]
     try:
-        for number in range(1, shape.nodes):
-            cluster.add_node(**args, labels=_labels(shape, number))
+        ids += [
+            cluster.add_node(**args, labels=_labels(shape, number)).node_id
+            for number in range(1, shape.nodes)
+        ]
         cluster.wait_for_nodes()
     except BaseException:
         cluster.shutdown()
         raise
-    return cluster
+    return cluster, ids
 
 
 def _join(address: str) -> None:
@@ -198,12 +205,12 @@ def _environment() -> None:
     os.environ.setdefault("PYTHONWARNINGS", "ignore" if not sys.warnoptions else "")
 
 
-def live_nodes() -> list[Node]:
+def live_nodes() -> list[LiveNode]:
     """What the live nodes of the connected cluster offer in total."""
     return [_node(node, node["Resources"]) for node in ray.nodes() if node["Alive"]]
 
 
-def free_nodes() -> list[Node]:
+def free_nodes() -> list[LiveNode]:
     """What the live nodes have free at the moment; groups that wait for their nodes hold nothing."""
     free = available_resources_per_node()
     return [_node(n, free.get(n["NodeID"], {})) for n in ray.nodes() if n["Alive"]]
@@ -217,7 +224,7 @@ def view(types: Sequence[NodeType]) -> ClusterView:
         for group in placement_group_table().values()
         if group["state"] == "PENDING"
     ]
-    return ClusterView(live, free_nodes(), with_node_types(live, types), asked)
+    return ClusterView([*live], [*free_nodes()], with_node_types(live, types), asked)
 
 
 def groups() -> tuple[dict[str, dict[str, Any]], dict[str, str]]:

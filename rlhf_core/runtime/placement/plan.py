@@ -164,6 +164,7 @@ def group_request(plan: PlacementPlan) -> dict[str, Any]:
 
 def selector(labels: tuple[Label, ...]) -> dict[str, str]:
     """Labels as Ray writes a selector."""
+    # Ray takes a space after a comma for part of the value.
     return {
-        key: value if isinstance(value, str) else f"in({', '.join(value)})" for key, value in labels
+        key: value if isinstance(value, str) else f"in({','.join(value)})" for key, value in labels
     }

@@ -387,7 +387,7 @@ def test_labels_go_to_ray_as_selectors_bundle_by_bundle() -> None:
         labels={"zone": ("a", "b")}, **{"roles.learner.labels": {"zone": "a", "kind": "!spot"}}
     )
     request = group_request(plan)
-    assert request["bundle_label_selector"][1] == {"zone": "in(a, b)"}
+    assert request["bundle_label_selector"][1] == {"zone": "in(a,b)"}
     assert request["bundle_label_selector"][3] == {"zone": "a", "kind": "!spot"}
     assert len(request["bundle_label_selector"]) == len(request["bundles"]) == 7
     assert "bundle_label_selector" not in group_request(_plan())
