@@ -1,4 +1,4 @@
-"""Ray puts the bundles of a plan where the plan says: labels, zones, shares of one device, prewarming."""
+"""Ray puts the bundles of a plan where the plan says, and is asked for nodes beforehand."""
 
 from __future__ import annotations
 
@@ -57,66 +57,31 @@ def placed(chosen: PlacementPlan, nodes: list[Node]) -> list[int]:
     return [ids.index(table[index]) for index in range(len(chosen.bundles))]
 
 
-def test_nodes_are_known_with_labels_custom_resources_and_store(nodes: list[Node]) -> None:
+# What a trial asks for, and the positions of nodes it may come to.
+CASES: list[tuple[dict[str, Any], set[int]]] = [
+    ({"affinity": "zone"}, {1, 2}),
+    ({"labels": {"kind": "gpu"}}, {1, 2}),
+    ({"labels": {ZONE: ["a", "b"]}, "roles.critic.labels": {"kind": "!cpu"}}, {0, 1, 2}),
+    ({"layout": "colocated", "labels": {ZONE: "!b"}}, {0}),
+    ({"affinity": "node", "roles.reward.custom": {"fast": 1}}, {0, 1, 2}),
+]
+
+
+def test_bundles_lie_where_the_plan_allows(nodes: list[Node]) -> None:
     assert [node.labels for node in nodes] == LABELS
     assert [dict(node.custom) for node in nodes] == [{"fast": 2.0}] * 3
     assert [round(node.store_gb, 2) for node in nodes] == [0.3] * 3
     assert cluster.free_nodes()[0].gpus == 3
-
-
-@pytest.mark.parametrize(
-    ("values", "allowed"),
-    [
-        ({"affinity": "zone"}, {1, 2}),
-        ({"labels": {"kind": "gpu"}}, {1, 2}),
-        ({"labels": {ZONE: ["a", "b"]}, "roles.critic.labels": {"kind": "!cpu"}}, {0, 1, 2}),
-        ({"layout": "colocated", "labels": {ZONE: "!b"}}, {0}),
-        ({"affinity": "node", "roles.reward.custom": {"fast": 1}}, {0, 1, 2}),
-    ],
-)
-def test_bundles_lie_where_the_plan_allows(
-    nodes: list[Node], values: dict[str, Any], allowed: set[int]
-) -> None:
-    chosen = plan(**values)
-    assert assign(chosen, nodes) is not None
-    found = placed(chosen, nodes)
-    assert set(found) <= allowed
-    critic = next(w.bundle for w in chosen.workers if w.name == "critic")
-    if "roles.critic.labels" in values:
-        assert found[critic] != 0
-    together = {found[w.bundle] for w in chosen.workers if w.name in ("learner", "rollout")}
-    assert len(together) == 1 or chosen.affinity != "node"
-
-
-def test_workers_of_one_bundle_get_one_device(nodes: list[Node]) -> None:
-    import ray
-    from ray.util.placement_group import placement_group, remove_placement_group
-    from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
-
-    chosen = plan(layout="colocated")
-    group = placement_group(**group_request(chosen))
-    ray.get(group.ready(), timeout=20)
-
-    @ray.remote
-    def device() -> tuple[str, list[str]]:
-        context = ray.get_runtime_context()
-        return context.get_node_id(), context.get_accelerator_ids()["GPU"]
-
-    held = [
-        device.options(
-            num_cpus=chosen.share(worker).cpus,
-            num_gpus=chosen.share(worker).gpus,
-            scheduling_strategy=PlacementGroupSchedulingStrategy(group, worker.bundle),
-        ).remote()
-        for worker in chosen.workers
-    ]
-    found = ray.get(held, timeout=60)
-    remove_placement_group(group)
-    devices: dict[int, set[tuple[str, ...]]] = {1: set(), 2: set()}
-    for worker, (node, gpus) in zip(chosen.workers, found, strict=True):
-        devices[worker.bundle].add((node, *gpus))
-    assert [len(places) for places in devices.values()] == [1, 1]
-    assert devices[1] != devices[2]
+    for values, allowed in CASES:
+        chosen = plan(**values)
+        assert assign(chosen, nodes) is not None
+        found = placed(chosen, nodes)
+        assert set(found) <= allowed, values
+        if "roles.critic.labels" in values:
+            assert all(found[worker.bundle] != 0 for worker in chosen.group("critic"))
+        if chosen.affinity == "node":
+            trained = [*chosen.group("learner"), *chosen.group("rollout")]
+            assert len({found[worker.bundle] for worker in trained}) == 1
 
 
 def test_nodes_are_asked_for_and_the_request_is_taken_back_on_errors(nodes: list[Node]) -> None:
@@ -134,6 +99,7 @@ def test_nodes_are_asked_for_and_the_request_is_taken_back_on_errors(nodes: list
     assert b"GPU" not in asked()
 
 
+@pytest.mark.long
 def test_placement_groups_of_a_live_cluster_are_drawn(nodes: list[Node]) -> None:
     import ray
     from ray.util.placement_group import placement_group, remove_placement_group
