@@ -50,6 +50,18 @@ def merge(base: Mapping[str, Any], top: Mapping[str, Any]) -> dict[str, Any]:
     return merged
 
 
+def _with_whole(tree: dict[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    """``tree`` with options that are mappings themselves replaced, not merged."""
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            *groups, leaf = key.split(".")
+            node = tree
+            for name in groups:
+                node = node[name]
+            node[leaf] = dict(value)
+    return tree
+
+
 def apply(config: TrialConfig, values: Mapping[str, Any], source: str = "overrides") -> TrialConfig:
     """A new configuration with ``values`` in place.
 
@@ -67,7 +79,9 @@ def apply(config: TrialConfig, values: Mapping[str, Any], source: str = "overrid
     ]
     right = {key: value for key, value in values.items() if key in known}
     try:
-        changed = validate(TrialConfig, merge(config.model_dump(), nest(right)), source)
+        changed = validate(
+            TrialConfig, _with_whole(merge(config.model_dump(), nest(right)), right), source
+        )
     except ConfigError as error:
         raise ConfigError([*problems, *error.problems]) from None
     if problems:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from rlhf_core.runtime.placement.plan import AFFINITY_LABELS, Bundle, Label, PlacementPlan, matches
 
-GIVE_UP = 50_000
+GIVE_UP = 20_000
 # Nodes of a declared type bear this label, whose value is the type's name.
 TYPE_LABEL = "ray.io/node-group"
 Room = tuple[int, ...]
@@ -205,7 +205,7 @@ class _Packing:
     def run(self) -> Found:
         need = [sum(amounts) for amounts in zip(*self.sizes, strict=True)]
         have = [sum(amounts) for amounts in zip(*self.rooms, strict=True)] or [0] * len(need)
-        if any(n > h for n, h in zip(need, have, strict=True)):
+        if any(n > h for n, h in zip(need, have, strict=True)) or self._too_many():
             return Found(None)
         stack = [self._nodes(0)]
         while len(stack) <= len(self.order):
@@ -221,6 +221,23 @@ class _Packing:
             if not stack:
                 return Found(None, sure=len(self.dead) <= GIVE_UP)
         return Found(tuple(self.place))
+
+    def _too_many(self) -> bool:
+        """Whether some bundle, and all that need as much or more, are more than the nodes hold of it alone."""
+        bundles = list(zip(self.sizes, self.suits, strict=True))
+        for size, allowed in set(bundles):
+            larger = sum(
+                _fits(size, other) and all(a or not b for a, b in zip(allowed, suits, strict=True))
+                for other, suits in bundles
+            )
+            held = sum(
+                min((r // s for r, s in zip(room, size, strict=True) if s), default=larger)
+                for room, suits in zip(self.rooms, allowed, strict=True)
+                if suits
+            )
+            if larger > held:
+                return True
+        return False
 
     def _nodes(self, depth: int) -> Iterator[int]:
         """Nodes to try for the bundle at ``depth``, those in use first."""

@@ -278,6 +278,21 @@ def test_more_bundles_than_python_has_frames_are_placed() -> None:
     assert assign(plan, nodes) is not None
 
 
+def test_labels_given_again_replace_the_ones_before() -> None:
+    config = apply(TrialConfig(), {"resources.labels": {"zone": "a", "kind": "spot"}})
+    assert apply(config, {"resources.labels": {"zone": "b"}}).resources.labels == {"zone": "b"}
+    assert apply(config, {"resources.labels": {}}).resources.labels == {}
+    assert apply(config, {"resources.threads": 2}).resources.labels == config.resources.labels
+
+
+def test_many_equal_bundles_that_do_not_fit_are_refused_without_a_long_search() -> None:
+    plan = _plan(cpus_per_gpu=11.0, **{"roles.rollout.workers": 40, "roles.rollout.gpus": 1.0})
+    found = search(plan, [_node(64, 8, 512)] * 8)
+    # Five of them on a node: 40 of 44, though the sums would fit.
+    assert (found.place, found.sure) == (None, True)
+    assert search(plan, [_node(64, 8, 512)] * 9).place is not None
+
+
 def test_the_colocated_plan_has_one_bundle_for_each_shared_gpu() -> None:
     plan = _plan("colocated")
     assert [(b.owner, b.cpus, b.gpus, b.memory_gb) for b in plan.bundles] == [
