@@ -13,7 +13,7 @@ from analysis.space import Axis
 
 Record = Mapping[str, Any]
 
-STATES = ("queued", "placed", "started", "retried", "interrupted", "ended")
+STATES = ("queued", "waiting", "placed", "started", "retried", "interrupted", "ended")
 OUTCOMES = ("completed", "stopped", "diverged", "infeasible", "failed", "lost")
 DURATIONS = ("queue", "placement", "start", "run", "stop")
 _LASTING = ("number", "parent_id", "fork_iteration", "iteration", "value", "reason")

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 _FAULTS = ("failed", "lost", "infeasible", "diverged")
 _BUSY = ("duration.placement", "duration.start", "duration.run", "duration.stop")
-_UNDER_WAY = ("queued", "placed", "started", "retried")
+_UNDER_WAY = ("queued", "waiting", "placed", "started", "retried")
 _MOST_LINES = 8
 _WORDS = {"started": "running"}
 
@@ -135,7 +135,7 @@ def _peak(events: pd.DataFrame) -> int:
     for trial, state in zip(changes["trial"], changes["state"], strict=True):
         if state == "started":
             active.add(trial)
-        elif state in ("ended", "retried", "interrupted", "queued"):
+        elif state in ("ended", "retried", "interrupted", "queued", "waiting"):
             active.discard(trial)
         peak = max(peak, len(active))
     return peak

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,8 @@ def bounds(field: Any) -> str:
 def kind(field: Any) -> str:
     """Type of a field, or its literal choices."""
     text = str(field.annotation).replace("typing.", "").replace("NoneType", "null")
+    text = re.sub(r"rlhf_core\.[\w.]+\.(\w+)", r"\1", text)
+    text = re.sub(r"Annotated\[(\w+), \w+\([^)]*\)\]", r"\1", text)
     if text.startswith("<class"):
         text = field.annotation.__name__
     if text.startswith("Literal["):

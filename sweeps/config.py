@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, PositiveFloat, model_validator
 
 from rlhf_core.config.fields import Group, group, option
 from rlhf_core.config.trial import TrialConfig
@@ -76,6 +76,21 @@ class RehearseConfig(Group):
     memory_gb: float = option(
         256, "Memory each node claims to have.", unit="GB", ge=1, le=1_000_000
     )
+    labels: tuple[dict[str, str], ...] = option(
+        (),
+        "Labels of the nodes, as [{zone: a}, {zone: b}]; node i bears those at i modulo their number.",
+    )
+    custom: dict[str, PositiveFloat] = option({}, "Further Ray resources each node claims to have.")
+
+
+class NodeTypeConfig(Group):
+    name: str = option("worker", "Name of the type, as the autoscaler knows it.", min_length=1)
+    cpus: float = option(..., "CPUs of such a node.", unit="CPUs", ge=0)
+    gpus: float = option(0, "GPUs of such a node.", unit="GPUs", ge=0)
+    memory_gb: float = option(..., "Memory of such a node that Ray may give out.", unit="GB", ge=0)
+    labels: dict[str, str] = option({}, "Its Ray labels.")
+    resources: dict[str, PositiveFloat] = option({}, "Its further Ray resources.")
+    max: int = option(1, "How many there can be, running ones among them.", unit="nodes", ge=1)
 
 
 class ClusterConfig(Group):
@@ -84,6 +99,17 @@ class ClusterConfig(Group):
     )
     address: str | None = option(None, "A running Ray cluster: 'auto' or HOST:PORT.")
     local: bool = option(True, "A Ray of its own with what this machine has.")
+    node_types: tuple[NodeTypeConfig, ...] = option(
+        (),
+        "Nodes that an autoscaler can add, beside those that live: a trial that fits them is waited for.",
+    )
+    prewarm: bool = option(
+        False,
+        "Asks the autoscaler for the nodes of all trials that run at once before the first one starts.",
+    )
+    affinity: Literal["none", "node", "gpu_domain", "zone"] | None = option(
+        None, "Sets base.resources.affinity; null leaves it."
+    )
 
     @model_validator(mode="before")
     @classmethod

@@ -8,15 +8,16 @@ from __future__ import annotations
 import itertools
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from rlhf_core.errors import ConfigError
-from rlhf_core.runtime.placement import Node, shortfall
+from rlhf_core.runtime.placement import Node, find_shortfall, group_request, shortfall
 from sweeps.decide.failures import SameFailure
 from sweeps.decide.guards import Guards
 from sweeps.decide.stopping import Asha, MedianStopping, NoStopping, Stopping
+from sweeps.decide.waiting import GiveUp, Look, Looked, Pending, Tell, Waiting, decide
 from sweeps.load import Loaded
 from sweeps.outcomes import Outcome, State
 from sweeps.record import RunDirectory
@@ -52,6 +53,23 @@ class TrialRecord:
         return self.state in (State.ENDED, State.INTERRUPTED)
 
 
+@dataclass(frozen=True)
+class ClusterView:
+    """The cluster at a moment.
+
+    Attributes:
+        live: What the live nodes offer in total.
+        free: What they have free.
+        possible: The live nodes, and those that an autoscaler was declared to add.
+        asked: The bundles of each placement group that has no place yet, as Ray counts them.
+    """
+
+    live: list[Node]
+    free: list[Node]
+    possible: list[Node]
+    asked: list[list[dict[str, float]]]
+
+
 class SweepDriver:
     """State of a running sweep.
 
@@ -83,6 +101,8 @@ class SweepDriver:
         self._same = SameFailure()
         guards = loaded.config.guards
         self._guards = Guards(guards.max_kl, guards.patience)
+        self.waiting = Waiting()
+        self.first_placement: tuple[str, Mapping[str, Any]] | None = None
         self._lock = threading.RLock()
 
     # What to run
@@ -102,7 +122,7 @@ class SweepDriver:
     def next_trial(self) -> TrialRecord | None:
         """A trial to run now, or None: wait for a running one. Infeasible ones are recorded and passed over."""
         with self._lock:
-            while not self.exhausted and len(self.live) < self.max_concurrent:
+            while not self.exhausted and self._has_slot():
                 number, params = self.study.ask()
                 params = self.loaded.program.absolute(params)
                 record = TrialRecord(f"t{len(self.records):04d}", number, params)
@@ -113,6 +133,11 @@ class SweepDriver:
                     return record
                 self.end(record.trial, Outcome.INFEASIBLE, refusal)
             return None
+
+    def _has_slot(self) -> bool:
+        """Trials whose nodes are not there hold no slot, up to as many as may run."""
+        absent = min(self.waiting.absent, self.max_concurrent)
+        return len(self.live) - absent < self.max_concurrent
 
     def _enter(self, record: TrialRecord) -> None:
         program, base = self.loaded.program, self.loaded.base
@@ -129,6 +154,48 @@ class SweepDriver:
         if found:
             return found[0]
         return shortfall(self.loaded.program.placement(self.loaded.base, params), self.nodes)
+
+    # What waits for a place
+
+    def watch(
+        self, pending: Collection[str], look: Callable[[], ClusterView], now: float
+    ) -> list[str]:
+        """Looks after trials that wait for their placement group; returns those that were ended.
+
+        Args:
+            pending: The trials that wait now.
+            look: Asks the cluster.
+            now: Seconds on a clock that only goes forward.
+        """
+        with self._lock:
+            actions = decide(self.waiting, Pending(frozenset(pending)), now)
+            view = look() if actions else None
+            ended = []
+            while actions:
+                action = actions.pop(0)
+                if isinstance(action, Look) and view is not None:
+                    actions += decide(self.waiting, self._looked(action.trial, view), now)
+                elif isinstance(action, Tell):
+                    self._tell(action)
+                elif isinstance(action, GiveUp):
+                    self.end(action.trial, Outcome.INFEASIBLE, action.reason)
+                    ended.append(action.trial)
+            return ended
+
+    def _looked(self, trial: str, view: ClusterView) -> Looked:
+        plan = self.loaded.program.placement(self.loaded.base, self.records[trial].params)
+        if group_request(plan)["bundles"] not in view.asked:
+            return Looked(trial, None, "")
+        absent = find_shortfall(plan, view.live)
+        if absent is not None:
+            return Looked(trial, shortfall(plan, view.possible), f"new nodes: {absent.what}", False)
+        busy = find_shortfall(plan, view.free)
+        return Looked(trial, None, f"room: {busy.what}" if busy else "room")
+
+    def _tell(self, action: Tell) -> None:
+        record = self.records[action.trial]
+        reason = f"has waited {action.seconds:.0f} s for {action.missing}"
+        self._change(record, State.WAITING, reason=reason)
 
     # What happens to trials
 
@@ -147,6 +214,7 @@ class SweepDriver:
             record.times["started"] = time.time()
             if result.get("placement"):
                 self.directory.write_placement(trial, result["placement"])
+                self.first_placement = self.first_placement or (trial, result["placement"])
             self._change(record, State.STARTED)
         metrics = numbers(result)
         if metrics:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import asdict
 from statistics import fmean
 
 from rich.console import Console, Group
@@ -12,8 +13,9 @@ from rich.text import Text
 
 from sweeps.driver import SweepDriver, TrialRecord
 from sweeps.outcomes import Outcome, State
+from sweeps.picture import draw_trial
 
-SHOWN = 12
+SHOWN, SHOWN_WAITING = 12, 3
 
 
 class LiveView:
@@ -29,6 +31,7 @@ class LiveView:
         self.console, self.iterations, self.every_s = console, iterations, every_s
         self._live = Live(console=console, refresh_per_second=4, transient=False)
         self._last = 0.0
+        self._drawn = False
 
     def __enter__(self) -> LiveView:
         if self.console.is_terminal:
@@ -41,15 +44,29 @@ class LiveView:
 
     def refresh(self, driver: SweepDriver, *, now_or_never: bool = False) -> None:
         """Draws the state of the sweep, at most as often as is useful, or once more at the end."""
+        self._draw_first(driver)
         now = time.monotonic()
         pause = 0.5 if self.console.is_terminal else self.every_s
         if now - self._last < pause and not now_or_never:
             return
         self._last = now
         if self.console.is_terminal:
-            self._live.update(Group(trials_table(driver, self.iterations), self.headline(driver)))
+            table = trials_table(driver, self.iterations)
+            self._live.update(Group(table, self.headline(driver), *waiting_lines(driver, now)))
         else:
-            self.console.print(self.headline(driver), soft_wrap=True)
+            for line in (self.headline(driver), *waiting_lines(driver, now)):
+                self.console.print(line, soft_wrap=True)
+
+    def _draw_first(self, driver: SweepDriver) -> None:
+        """A rehearsal shows once where the roles of its first trial went."""
+        if self._drawn or driver.first_placement is None:
+            return
+        self._drawn = True
+        trial, record = driver.first_placement
+        if driver.loaded.config.cluster.rehearse is None or record.get("layout") == "fused":
+            return
+        lines = draw_trial(trial, record, [asdict(node) for node in driver.nodes])
+        self.console.print(Text("\n".join([*lines, ""])), soft_wrap=True)
 
     def headline(self, driver: SweepDriver) -> Text:
         """One line: how far, how fast, how long yet, the best so far."""
@@ -66,6 +83,17 @@ class LiveView:
                 f"best {driver.loaded.config.search.objective} {best.value:.3f} ({best.trial})"
             )
         return Text("; ".join(parts))
+
+
+def waiting_lines(driver: SweepDriver, now: float) -> list[Text]:
+    """Which trials wait since when and for what; ``now`` is monotonic."""
+    shown = sorted(driver.waiting.shown.items())
+    lines = [
+        Text(f"{trial} has waited {clock(now - wait.since)} for {wait.missing}")
+        for trial, wait in shown[:SHOWN_WAITING]
+    ]
+    hidden = len(shown) - len(lines)
+    return [*lines, Text(f"and {hidden} more")] if hidden else lines
 
 
 def best_record(driver: SweepDriver) -> TrialRecord | None:
@@ -85,7 +113,10 @@ def _counts(driver: SweepDriver) -> str:
     cut = sum(record.state is State.INTERRUPTED for record in records)
     text = f"{done}/{driver.loaded.config.search.trials} trials done"
     text += f", {cut} interrupted" if cut else ""
-    return text + (f", {len(driver.live)} running" if driver.live or not cut else "")
+    waiting = len(driver.waiting.shown)
+    running = len(driver.live) - waiting
+    text += f", {running} running" if driver.live or not cut else ""
+    return text + (f", {waiting} waiting" if waiting else "")
 
 
 def time_left(driver: SweepDriver, iterations: int | None, now: float) -> float | None:

@@ -74,7 +74,8 @@ def load_sweep(
     space = _read_space(spaced, name)
     config = validate(SweepConfig, {**values, "base": {}, "space": codec.to_dict(space)}, name)
     program = load_program(config.program)
-    base = nest(program.absolute(flat(values.get("base") or {})))
+    base = nest(program.absolute(flat(values.get("base") or {}, frozenset(program.keys()))))
+    base = _with_affinity(base, config, name)
     loaded = Loaded(config, base, space, program)
     found = [f"{name}: {line}" for line in _problems(loaded)]
     if found:
@@ -98,6 +99,19 @@ def _overridden(values: dict[str, Any], overrides: Mapping[str, Any], name: str)
             f"{name}: base is a preset's name or a mapping of options, but is {base!r}"
         )
     return values
+
+
+def _with_affinity(base: dict[str, Any], config: SweepConfig, name: str) -> dict[str, Any]:
+    """``cluster.affinity`` is the trials' own option, set for all of them."""
+    affinity = config.cluster.affinity
+    if affinity is None:
+        return base
+    own = base.get("resources", {}).get("affinity", affinity)
+    if own != affinity:
+        raise ConfigError(
+            f"{name}: cluster.affinity is {affinity!r}, but base.resources.affinity {own!r}; remove one"
+        )
+    return merge(base, {"resources": {"affinity": affinity}})
 
 
 def _expand_base(values: dict[str, Any]) -> dict[str, Any]:

@@ -20,6 +20,7 @@ class State(StrEnum):
     """States of a trial in the ledger."""
 
     QUEUED = "queued"
+    WAITING = "waiting"
     PLACED = "placed"
     STARTED = "started"
     RETRIED = "retried"

@@ -6,9 +6,12 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from rlhf_core.runtime.object_store import VERSIONS, StoreNeed
 from rlhf_core.runtime.placement import (
+    GB,
     Node,
     PlacementPlan,
+    assign,
     shortfall,
     stranded_gpus,
     trials_at_once,
@@ -23,6 +26,7 @@ class Shape:
     Attributes:
         params: Parameters that give it (those that move it).
         plan: Its bundles.
+        place: The node of each bundle where such a trial comes first, or None where it fits nowhere.
         at_once: Trials of this shape that the nodes hold together.
         stranded: GPUs left over then.
         shortfall: Why it fits nowhere, or None.
@@ -30,6 +34,7 @@ class Shape:
 
     params: dict[str, object]
     plan: PlacementPlan
+    place: tuple[int, ...] | None
     at_once: int
     stranded: float
     shortfall: str | None
@@ -45,6 +50,8 @@ class SweepPlan:
         limit: Why no more of them, in words.
         trials: Trials asked for.
         iterations: Budget of a trial, or None where the program has none.
+        nodes: What was planned against.
+        store: What a trial keeps in the object store; None: not known yet.
     """
 
     shapes: tuple[Shape, ...]
@@ -52,6 +59,13 @@ class SweepPlan:
     limit: str
     trials: int
     iterations: int | None
+    nodes: tuple[Node, ...] = ()
+    store: StoreNeed | None = None
+
+    @property
+    def store_gb(self) -> float:
+        """Object store that a node needs where all trials that run at once lie on it, in GB."""
+        return 0.0 if self.store is None else self.max_concurrent * self.store.total / GB
 
     @property
     def problems(self) -> list[str]:
@@ -69,6 +83,22 @@ def plan_sweep(loaded: Loaded, nodes: Sequence[Node]) -> SweepPlan:
         limit=limit,
         trials=loaded.config.search.trials,
         iterations=loaded.program.iterations(loaded.base),
+        nodes=tuple(nodes),
+        store=loaded.program.store_need(loaded.base, (corner_points(loaded.space) or [{}])[0]),
+    )
+
+
+def spill_note(plan: SweepPlan) -> str | None:
+    """Which node's object store is too small for the trials, in a line, or None."""
+    known = [node for node in plan.nodes if node.store_gb]
+    small = min(known, key=lambda node: node.store_gb, default=None)
+    if plan.store is None or small is None or plan.store_gb <= small.store_gb:
+        return None
+    return (
+        f"object store: {small.name} has {small.store_gb:.2g} GB, but {plan.max_concurrent} trials at once can "
+        f"need {plan.store_gb:.2g} GB there ({VERSIONS} weight versions of {plan.store.weights / GB:.2g} GB and a "
+        f"batch of {plan.store.batch / GB:.2g} GB each, with a margin): older weights would spill to disk; start "
+        "Ray with a larger --object-store-memory, or lower search.max_concurrent"
     )
 
 
@@ -80,8 +110,11 @@ def _shapes(loaded: Loaded, nodes: Sequence[Node]) -> list[Shape]:
             continue
         params = {k: v for k, v in point.items() if k.startswith("resources.")}
         lack = shortfall(plan, nodes)
+        place = None if lack else assign(plan, nodes)
         at_once = 0 if lack else trials_at_once(plan, nodes)
-        seen[plan] = Shape(params, plan, at_once, stranded_gpus(plan, nodes), lack)
+        seen[plan] = Shape(
+            params, plan, tuple(place) if place else None, at_once, stranded_gpus(plan, nodes), lack
+        )
     return sorted(seen.values(), key=_order)
 
 

@@ -11,15 +11,16 @@ from typing import Any
 from rich.console import Console
 
 from rlhf_core.errors import ClusterError, PlacementError
-from rlhf_core.runtime.placement import Node
+from rlhf_core.runtime.placement import Node, group_request, with_node_types
 from sweeps.driver import SweepDriver
 from sweeps.live import LiveView
 from sweeps.load import Loaded, corner_points, load_sweep
-from sweeps.plan import SweepPlan, plan_sweep
+from sweeps.plan import SweepPlan, plan_sweep, spill_note
 from sweeps.record import RunDirectory, check_target, storage_root
 from sweeps.results import Results, write_results
 from sweeps.signals import sigterm_interrupts
 from sweeps.stages import stages
+from sweeps.terminal import print_notes
 
 
 class Interrupted(KeyboardInterrupt):
@@ -58,10 +59,11 @@ class Sweep:
 
     def plan(self, nodes: list[Node] | None = None) -> SweepPlan:
         """What the sweep would do on ``nodes``, by default on those its cluster section promises."""
-        from sweeps.tuning.cluster import expected_nodes
+        from sweeps.tuning.cluster import expected_nodes, node_types
 
-        known = nodes if nodes is not None else expected_nodes(self.loaded.config.cluster)
-        return plan_sweep(self.loaded, known or [])
+        config = self.loaded.config.cluster
+        known = nodes if nodes is not None else expected_nodes(config)
+        return plan_sweep(self.loaded, with_node_types(known or [], node_types(config)))
 
     def notes(self) -> list[str]:
         """What is easily taken for something else, one line each."""
@@ -82,7 +84,7 @@ class Sweep:
 
         expected = expected_nodes(self.loaded.config.cluster)
         if expected is not None:
-            _refuse(plan_sweep(self.loaded, expected))
+            _refuse(self.plan(expected))
         check_target(Path(out).expanduser().absolute())
 
     def run(self, out: str | Path, console: Console | None = None) -> Results:
@@ -106,7 +108,7 @@ class Sweep:
         with contextlib.ExitStack() as stack:
             stack.enter_context(sigterm_interrupts())
             with console.status("starting Ray"):
-                nodes = stack.enter_context(cluster.running(config.cluster))
+                nodes = stack.enter_context(cluster.running(config.cluster, self._store_gb()))
             # Ray took the signal for itself when it started.
             stack.enter_context(sigterm_interrupts())
             driver = self._drive(directory, nodes, console)
@@ -127,12 +129,13 @@ class Sweep:
 
     def _drive(self, directory: Path, nodes: list[Node], console: Console) -> SweepDriver:
         """Runs the trials on the connected cluster."""
-        from sweeps.tuning import runner
+        from sweeps.tuning import cluster, runner
         from sweeps.tuning.study import Study
 
         config, program, base = self.loaded.config, self.loaded.program, self.loaded.base
-        plan = plan_sweep(self.loaded, nodes)
+        plan = self.plan(nodes)
         _refuse(plan)
+        print_notes(console, filter(None, [spill_note(plan)]))
         record = RunDirectory(directory)
         record.write_sweep(self.loaded, [asdict(node) for node in nodes])
         study = Study(
@@ -142,12 +145,23 @@ class Sweep:
             self.loaded.space,
             lambda params: program.check(base, params),
         )
-        driver = SweepDriver(self.loaded, record, study, nodes, plan.max_concurrent)
+        driver = SweepDriver(self.loaded, record, study, list(plan.nodes), plan.max_concurrent)
         checkpoints = storage_root(directory, config.storage.checkpoints)
-        with LiveView(console, plan.iterations, config.tracking.print_every_s) as view:
+        asked = [group_request(plan.shapes[0].plan)] * plan.max_concurrent
+        with (
+            cluster.prewarmed(asked if config.cluster.prewarm else []),
+            LiveView(console, plan.iterations, config.tracking.print_every_s) as view,
+        ):
             runner.run(driver, checkpoints, view)
             view.refresh(driver, now_or_never=True)
         return driver
+
+    def _store_gb(self) -> float:
+        """Object store that a Ray of its own is started with; models are known once they are prepared."""
+        from sweeps.tuning.cluster import expected_nodes
+
+        expected = expected_nodes(self.loaded.config.cluster)
+        return 0.0 if expected is None else self.plan(expected).store_gb
 
     def _prepare(self, console: Console) -> None:
         """Builds what trials read before anything is scheduled."""

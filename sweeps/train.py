@@ -13,7 +13,7 @@ from rlhf_core.assets import problems, task_folder
 from rlhf_core.config import TrialConfig, flatten, load_trial
 from rlhf_core.errors import ConfigError, PlacementError
 from rlhf_core.metrics import IterationMetrics
-from rlhf_core.runtime.placement import plan_trial, shortfall
+from rlhf_core.runtime.placement import group_request, plan_trial, shortfall
 from rlhf_core.store import LocalStore
 from sweeps.config import ClusterConfig, RehearseConfig
 from sweeps.programs.base import TrialContext
@@ -30,7 +30,7 @@ def train(
 ) -> Iterator[IterationMetrics]:
     """Runs a trial; yields the metrics of each iteration.
 
-    Layout ``fused`` runs in this process. Layout ``split`` runs on a Ray of its own; where this
+    Layout ``fused`` runs in this process. Every other layout runs on a Ray of its own; where this
     machine has not the GPUs that the roles ask for, they are logical and the roles compute on the CPU.
 
     Args:
@@ -112,7 +112,6 @@ def _placement_group(config: TrialConfig) -> Iterator[Any]:
     import ray
     from ray.util.placement_group import placement_group, remove_placement_group
 
-    from rlhf_core.runtime.ray_runtime import bundle_resources
     from sweeps.tuning import cluster
 
     plan = plan_trial(config)
@@ -130,8 +129,7 @@ def _placement_group(config: TrialConfig) -> Iterator[Any]:
         lack = shortfall(plan, nodes)
         if lack is not None:
             raise PlacementError(lack)
-        bundles = [bundle_resources(bundle) for bundle in plan.bundles]
-        group = placement_group(bundles, strategy=plan.strategy)
+        group = placement_group(**group_request(plan))
         ray.get(group.ready())
         try:
             yield group

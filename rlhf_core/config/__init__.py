@@ -2,7 +2,8 @@
 
 from rlhf_core.config.io import dump_yaml, load_trial, preset_names, resolve_trial
 from rlhf_core.config.overrides import apply, flatten, known_keys, nest
-from rlhf_core.config.trial import ROLES, TrialConfig
+from rlhf_core.config.resources import ROLES
+from rlhf_core.config.trial import TrialConfig
 
 __all__ = [
     "ROLES",

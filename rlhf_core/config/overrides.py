@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from rlhf_core.config.fields import dotted_fields, spelled, validate
@@ -27,21 +27,23 @@ def nest(flat: Mapping[str, Any]) -> dict[str, Any]:
     return tree
 
 
-def flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """``{"a": {"b": 1}}`` -> ``{"a.b": 1}``; an empty mapping stays a value."""
+def flat(tree: Mapping[str, Any], whole: Collection[str] = (), prefix: str = "") -> dict[str, Any]:
+    """``{"a": {"b": 1}}`` -> ``{"a.b": 1}``; empty mappings, and those of keys in ``whole``, stay values."""
     leaves: dict[str, Any] = {}
     for key, value in tree.items():
-        if isinstance(value, Mapping) and value:
-            leaves |= flat(value, f"{prefix}{key}.")
+        dotted = f"{prefix}{key}"
+        if isinstance(value, Mapping) and value and dotted not in whole:
+            leaves |= flat(value, whole, f"{dotted}.")
         else:
-            leaves[f"{prefix}{key}"] = value
+            leaves[dotted] = value
     return leaves
 
 
 def flatten(config: TrialConfig) -> dict[str, Any]:
     """``{dotted key: value}`` of every option."""
-    values = flat(config.model_dump())
-    return {key: value for key, value in values.items() if not isinstance(value, Mapping)}
+    known = frozenset(known_keys())
+    values = flat(config.model_dump(), known)
+    return {k: v for k, v in values.items() if k in known or not isinstance(v, Mapping)}
 
 
 def merge(base: Mapping[str, Any], top: Mapping[str, Any]) -> dict[str, Any]:
@@ -54,6 +56,18 @@ def merge(base: Mapping[str, Any], top: Mapping[str, Any]) -> dict[str, Any]:
         else:
             merged[key] = value
     return merged
+
+
+def _with_whole(tree: dict[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    """``tree`` with options that are mappings themselves replaced, not merged."""
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            *groups, leaf = key.split(".")
+            node = tree
+            for name in groups:
+                node = node[name]
+            node[leaf] = dict(value)
+    return tree
 
 
 def apply(config: TrialConfig, values: Mapping[str, Any], source: str = "overrides") -> TrialConfig:
@@ -75,7 +89,9 @@ def apply(config: TrialConfig, values: Mapping[str, Any], source: str = "overrid
     ]
     right = {key: value for key, value in values.items() if key in known[key]}
     try:
-        changed = validate(TrialConfig, merge(config.model_dump(), nest(right)), source)
+        changed = validate(
+            TrialConfig, _with_whole(merge(config.model_dump(), nest(right)), right), source
+        )
     except ConfigError as error:
         raise ConfigError([*problems, *error.problems]) from None
     if problems:

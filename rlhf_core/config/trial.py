@@ -12,12 +12,12 @@ from pydantic import model_validator
 
 from rlhf_core.config.fields import BrokenRulesError, Group, group, in_vain, option
 from rlhf_core.config.ppo import PPOConfig, RolloutConfig, broken_ppo_rules
+from rlhf_core.config.resources import ROLES, ResourcesConfig, broken_resource_rules
 from rlhf_core.config.reward import RewardConfig, broken_reward_rules
 from rlhf_core.errors import ConfigError
 from rlhf_core.metrics import find
 
 KL_METRICS = ("kl/response", "kl/token", "kl/loss", "eval/kl_response")
-ROLES = ("rollout", "learner", "critic", "reference", "reward")
 
 
 class ModelConfig(Group):
@@ -137,52 +137,6 @@ class SyncConfig(Group):
         return max(1, int(self.bucket_mb * 10**6))
 
 
-class WorkerResources(Group):
-    workers: int = option(1, "Worker processes of the role.", unit="processes", ge=1, le=512)
-    cpus: float = option(2.0, "CPUs of each worker.", unit="CPUs", ge=0)
-    gpus: float = option(1.0, "GPUs of each worker.", unit="GPUs", ge=0)
-    memory_gb: float = option(32.0, "Memory of each worker.", unit="GB", ge=0)
-
-
-class RolloutResources(WorkerResources):
-    workers: int = option(2, "Worker processes of the role.", unit="processes", ge=1, le=512)
-    cpus: float = option(4.0, "CPUs of each worker.", unit="CPUs", ge=0)
-    gpus: float = option(0.5, "GPUs of each worker.", unit="GPUs", ge=0)
-    memory_gb: float = option(16.0, "Memory of each worker.", unit="GB", ge=0)
-
-
-class LearnerResources(WorkerResources):
-    cpus: float = option(4.0, "CPUs of each worker.", unit="CPUs", ge=0)
-
-
-class RoleResources(Group):
-    rollout: RolloutResources = group(RolloutResources, "Rollout workers.")
-    learner: LearnerResources = group(
-        LearnerResources, "Learner; its workers are data-parallel ranks."
-    )
-    critic: WorkerResources = group(WorkerResources, "Critic; its workers are data-parallel ranks.")
-    reference: WorkerResources = group(WorkerResources, "Reference.")
-    reward: WorkerResources = group(WorkerResources, "Reward.")
-    fused: LearnerResources = group(LearnerResources, "The one process of layout fused.")
-
-
-class ResourcesConfig(Group):
-    layout: Literal["fused", "split"] = option(
-        "fused", "fused: the five roles in one process; split: each worker in a process of its own."
-    )
-    threads: int = option(
-        1, "Compute threads of each process; sums change in their last bits with it.", ge=1, le=1024
-    )
-    cpus_per_gpu: float | None = option(
-        None, "CPUs of each GPU-bearing bundle = this x its GPUs; null keeps the template.", gt=0
-    )
-    head_cpus: float = option(0.1, "CPUs of the coordinator's bundle.", unit="CPUs", gt=0)
-    strategy: Literal["PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"] = option(
-        "PACK", "How the bundles of a trial are laid over nodes."
-    )
-    roles: RoleResources = group(RoleResources, "What each worker of each role is given.")
-
-
 class CheckpointConfig(Group):
     every_iterations: int | None = option(
         None,
@@ -239,6 +193,13 @@ class TrialConfig(Group):
         return self.rollout.episodes
 
     @property
+    def roles(self) -> tuple[str, ...]:
+        """The roles that the algorithm uses, in the order of ``ROLES``."""
+        kl = self.ppo.kl
+        absent = {"critic": not self.ppo.needs_critic, "reference": not (kl.coef > 0 or kl.measure)}
+        return tuple(role for role in ROLES if not absent.get(role, False))
+
+    @property
     def sync_interval(self) -> int:
         """Iterations between two deliveries; whole batches are never split."""
         if self.sync.interval_episodes is None:
@@ -254,7 +215,7 @@ class TrialConfig(Group):
 
 
 def _broken_rules(config: TrialConfig) -> list[str]:
-    problems = _broken_resource_rules(config.resources)
+    problems = broken_resource_rules(config.resources, config.roles)
     episodes, minibatches = config.episodes_per_iteration, config.ppo.minibatches
     if episodes % minibatches:
         problems.append(
@@ -309,26 +270,3 @@ def _broken_metric_rules(config: TrialConfig) -> list[str]:
         for off, is_off in unmeasured.items()
         if is_off
     ]
-
-
-def _broken_resource_rules(resources: ResourcesConfig) -> list[str]:
-    problems = []
-    if resources.roles.fused.workers != 1:
-        problems.append(
-            f"resources.roles.fused.workers must be 1, but is {resources.roles.fused.workers}: fused is "
-            "one process"
-        )
-    for role in (*ROLES, "fused"):
-        share: WorkerResources = getattr(resources.roles, role)
-        key = f"resources.roles.{role}"
-        if share.gpus > 1 and share.gpus != int(share.gpus):
-            problems.append(
-                f"{key}.gpus above 1 must be whole, but is {share.gpus:g}: Ray shares out one GPU, "
-                "or whole ones"
-            )
-        if not (share.cpus or share.gpus or share.memory_gb):
-            problems.append(
-                f"{key} needs an amount above 0 in one of cpus, gpus or memory_gb: Ray places no "
-                "empty bundle"
-            )
-    return problems

@@ -34,6 +34,9 @@ class RoleHost:
         self.names = tuple(roles)
         self.device = pick_device(config.model.device, gpus)
         torch.set_num_threads(config.resources.threads)
+        if self.device.type == "cuda" and 0 < gpus < 1:
+            # Ray counts shares of a GPU, but lets each process take all of its memory.
+            torch.cuda.set_per_process_memory_fraction(gpus, self.device)
         self._roles: dict[str, Any] = {}
         self._busy: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
 

@@ -16,19 +16,12 @@ from rlhf_core.config.trial import TrialConfig
 from rlhf_core.errors import PlacementError
 from rlhf_core.runtime.base import RoleGroup
 from rlhf_core.runtime.groups import broadcast_weights, connect_trial
-from rlhf_core.runtime.placement import Bundle, PlacementPlan, WorkerPlace
+from rlhf_core.runtime.placement import GB, PlacementPlan, WorkerPlace
 from rlhf_core.runtime.ray_actor import RayWorker, RoleActor, get
 from rlhf_core.types import CallContext
 
-GB = 10**9
 GONE_TIMEOUT_S = 8.0
 ENV_VARS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
-
-
-def bundle_resources(bundle: Bundle) -> dict[str, float]:
-    """A bundle as Ray counts it; memory in bytes, zero amounts left out."""
-    amounts = {"CPU": bundle.cpus, "GPU": bundle.gpus, "memory": int(bundle.memory_gb * GB)}
-    return {name: amount for name, amount in amounts.items() if amount}
 
 
 class RayRuntime:
@@ -65,11 +58,12 @@ class RayRuntime:
     def _start(self, config: TrialConfig, env: dict[str, Any]) -> None:
         actor_class, plan = ray.remote(RoleActor), self.plan
         for worker in plan.workers:
-            bundle = plan.bundles[worker.bundle]
+            share = plan.share(worker)
             options = actor_class.options(
-                num_cpus=bundle.cpus,
-                num_gpus=bundle.gpus,
-                memory=int(bundle.memory_gb * GB) or None,
+                num_cpus=share.cpus,
+                num_gpus=share.gpus,
+                memory=int(share.memory_gb * GB) or None,
+                resources=dict(share.custom),
                 runtime_env=env,
                 scheduling_strategy=PlacementGroupSchedulingStrategy(
                     placement_group=self.placement_group,
@@ -77,7 +71,7 @@ class RayRuntime:
                     placement_group_capture_child_tasks=True,
                 ),
             )
-            self._actors.append((worker, options.remote(config, worker.roles, bundle.gpus)))
+            self._actors.append((worker, options.remote(config, worker.roles, share.gpus)))
         self._places = get([actor.start.remote() for _, actor in self._actors])
         self._workers = [
             RayWorker(actor, place["address"])

@@ -83,7 +83,7 @@ def ensure_builtin(
             f"built-in task must be one of {known}, got {name!r}{nearest(name, RECIPES)}"
         )
     recipe = recipe or RECIPES[name]
-    final = cache_folder() / "tasks" / f"{name}-{recipe_key(recipe)}"
+    final = _place(name, recipe)
     if _finished(final):
         return final
     try:
@@ -102,6 +102,16 @@ def ensure_builtin(
             f"set {CACHE_VARIABLE} to another folder"
         ) from error
     return final
+
+
+def cached_builtin(name: str) -> Path | None:
+    """Folder of a built-in task, or None where it has not been built yet."""
+    final = _place(name, RECIPES[name])
+    return final if _finished(final) else None
+
+
+def _place(name: str, recipe: BuiltinRecipe) -> Path:
+    return cache_folder() / "tasks" / f"{name}-{recipe_key(recipe)}"
 
 
 def cache_folder() -> Path:

@@ -6,12 +6,15 @@ import argparse
 from typing import TYPE_CHECKING, Any
 
 from rlhf_core.errors import ConfigError
+from rlhf_core.runtime.object_store import VERSIONS
 from sweeps.commands.overrides import add_set_option, parse_overrides
+from sweeps.picture import amount, draw_trial, numbered, planned
 from sweeps.terminal import make_console, print_notes
 
 if TYPE_CHECKING:
-    from rich.table import Table
+    from collections.abc import Sequence
 
+    from rlhf_core.runtime.placement import Bundle, Node
     from sweeps.plan import Shape, SweepPlan
     from sweeps.sweep import Sweep
 
@@ -24,6 +27,9 @@ def register(subparsers: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    from rich.text import Text
+
+    from sweeps.plan import spill_note
     from sweeps.sweep import Sweep
 
     sweep = Sweep.from_yaml(args.sweep, parse_overrides(args.overrides))
@@ -35,10 +41,11 @@ def run(args: argparse.Namespace) -> int:
         f"[bold]{config.name}[/bold]: {plan.trials} trials of "
         f"{plan.iterations or '?'} iterations, {plan.max_concurrent} at a time{rehearsed}: {plan.limit}"
     )
-    print_notes(console, sweep.notes())
+    print_notes(console, [*sweep.notes(), *filter(None, [spill_note(plan)])])
     for shape in plan.shapes:
-        console.print(_shape_table(shape))
-        console.print(_shape_line(shape), soft_wrap=True)
+        for line in [*_picture(shape, plan.nodes), _shape_line(shape)]:
+            console.print(Text(line), soft_wrap=True)
+    console.print(Text(_store_line(plan)), soft_wrap=True)
     for problem in plan.problems:
         console.print(f"[red]{problem}[/red]", soft_wrap=True)
     return 2 if plan.problems else 0
@@ -48,29 +55,38 @@ def _plan(sweep: Sweep) -> SweepPlan:
     """Against the nodes a rehearsal or this machine has, or those of the running cluster."""
     if sweep.loaded.config.cluster.address is None:
         return sweep.plan()
-    from sweeps.plan import plan_sweep
     from sweeps.tuning import cluster
 
     with cluster.running(sweep.loaded.config.cluster) as nodes:
         if not nodes:
             raise ConfigError("cluster.address: the cluster has no live node")
-        return plan_sweep(sweep.loaded, nodes)
+        return sweep.plan(nodes)
 
 
-def _shape_table(shape: Shape) -> Table:
-    from rich.table import Table
-
+def _picture(shape: Shape, nodes: Sequence[Node]) -> list[str]:
+    """The bundles on their nodes, or in a list where they fit nowhere."""
     title = ", ".join(f"{k} = {v}" for k, v in shape.params.items()) or "every trial"
-    table = Table(title=title, title_justify="left", box=None, header_style="bold")
-    for name in ("bundle", "for", "CPUs", "GPUs", "memory"):
-        table.add_column(name, justify="left" if name == "for" else "right")
-    for index, bundle in enumerate(shape.plan.bundles):
-        hosted = [w.roles for w in shape.plan.workers if w.bundle == index]
-        roles = "+".join(hosted[0]) if hosted else bundle.owner
-        table.add_row(
-            str(index), roles, f"{bundle.cpus:g}", f"{bundle.gpus:g}", f"{bundle.memory_gb:g} GB"
-        )
-    return table
+    if shape.place is not None:
+        return [title, *draw_trial("", planned(shape.plan, shape.place), numbered(nodes))]
+    bundles = [f"  bundle {i}  {b.owner}: {_needs(b)}" for i, b in enumerate(shape.plan.bundles)]
+    return [title, f"layout {shape.plan.layout}, {shape.plan.strategy}, fits nowhere", *bundles]
+
+
+def _needs(bundle: Bundle) -> str:
+    return ", ".join(f"{value:g} {unit}" for unit, value in bundle.amounts().items() if value)
+
+
+def _store_line(plan: SweepPlan) -> str:
+    """What a node's object store should hold."""
+    if plan.store is None:
+        return "object store: what trials need is known once their policy is built or downloaded"
+    if not plan.store.total:
+        return "object store: trials keep nothing in it"
+    weights, batch = plan.store.weights / 1e6, plan.store.batch / 1e6
+    return (
+        f"object store: {plan.store_gb * 1e3:,.0f} MB a node for {amount(plan.max_concurrent, 'trial')} at once: "
+        f"each {VERSIONS} weight versions of {weights:,.1f} MB and a batch of {batch:,.1f} MB, with a margin"
+    )
 
 
 def _shape_line(shape: Shape) -> str:
@@ -83,8 +99,3 @@ def _shape_line(shape: Shape) -> str:
         stays = "stays" if shape.stranded == 1 else "stay"
         line += f", {amount(shape.stranded, 'GPU')} {stays} unused then"
     return line + "\n"
-
-
-def amount(count: float, unit: str) -> str:
-    """``1 GPU``, ``2 GPUs``."""
-    return f"{count:g} {unit}" + ("" if count == 1 else "s")

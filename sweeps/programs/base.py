@@ -11,6 +11,7 @@ import yaml
 
 from rlhf_core.errors import ConfigError
 from rlhf_core.metrics import IterationMetrics
+from rlhf_core.runtime.object_store import StoreNeed
 from rlhf_core.runtime.placement import PlacementPlan
 from rlhf_core.store import Store
 from rlhf_core.tasks.recipe import Progress
@@ -93,6 +94,10 @@ class TrialProgram(Protocol):
     def processes(self, base: Mapping[str, Any], params: Mapping[str, Any]) -> int:
         """Processes of a trial that compute at the same time, times their threads."""
         return 1
+
+    def store_need(self, base: Mapping[str, Any], params: Mapping[str, Any]) -> StoreNeed | None:
+        """What a trial keeps in Ray's object store; None where that is not known yet."""
+        return StoreNeed(0, 0)
 
     def metrics(self, base: Mapping[str, Any], space: Collection[str]) -> tuple[str, ...] | None:
         """Names of metrics it reports under ``base`` and the keys of a space; None where any name may come."""

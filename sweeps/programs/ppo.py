@@ -12,6 +12,7 @@ from rlhf_core.config.fields import spelled
 from rlhf_core.config.overrides import flat
 from rlhf_core.errors import ConfigError
 from rlhf_core.metrics import IterationMetrics, names_under
+from rlhf_core.runtime.object_store import StoreNeed, store_need
 from rlhf_core.runtime.placement import PlacementPlan, plan_trial
 from rlhf_core.store import Store
 from rlhf_core.tasks.folder import finished_or_absent
@@ -73,6 +74,9 @@ class PPOProgram(TrialProgram):
         config = trial_config(base, params)
         return len(plan_trial(config).workers) * config.resources.threads
 
+    def store_need(self, base: Mapping[str, Any], params: Mapping[str, Any]) -> StoreNeed | None:
+        return store_need(trial_config(base, params))
+
     def metrics(self, base: Mapping[str, Any], space: Collection[str]) -> tuple[str, ...] | None:
         keys = [*flat(base), *space]
         named = (key.split(".")[2] for key in keys if key.startswith("reward.extra."))
@@ -105,7 +109,7 @@ class PPOProgram(TrialProgram):
 
 
 class RunningPPO:
-    """A PPO trial with its runtime: one process for layout ``fused``, Ray actors for ``split``."""
+    """A PPO trial with its runtime: one process for layout ``fused``, Ray actors for the others."""
 
     def __init__(self, config: TrialConfig, context: TrialContext) -> None:
         # Imported where a trial runs: the driver of a sweep needs no torch.
@@ -129,8 +133,8 @@ class RunningPPO:
 
         if context.placement_group is None:
             raise ConfigError(
-                "resources.layout: 'split' needs a Ray placement group; run the trial through Ray "
-                "or use 'fused'"
+                f"resources.layout: {config.resources.layout!r} needs a Ray placement group; run the trial "
+                "through Ray or use 'fused'"
             )
         return RayRuntime(config, self.plan, context.placement_group)
 

@@ -5,22 +5,27 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import psutil
 import ray
+from ray._private.state import available_resources_per_node
+from ray.autoscaler.sdk import request_resources
 from ray.cluster_utils import Cluster
+from ray.util.placement_group import placement_group_table
 
 from rlhf_core.errors import ClusterError, ConfigError, RlhfError
-from rlhf_core.runtime.placement import Node
-from rlhf_core.runtime.ray_runtime import GB
+from rlhf_core.runtime.placement import GB, Node, NodeType, with_node_types
 from sweeps.config import ClusterConfig, RehearseConfig
+from sweeps.driver import ClusterView
 
-STORE_BYTES = 300 * 10**6
+# What a Ray of its own gets at least for its object store.
+STORE_GB = 0.3
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -36,12 +41,32 @@ def expected_nodes(config: ClusterConfig) -> list[Node] | None:
     if config.rehearse is not None:
         shape = config.rehearse
         return [
-            Node(f"node {i}", shape.cpus, shape.gpus, shape.memory_gb) for i in range(shape.nodes)
+            Node(
+                f"node {i}",
+                shape.cpus,
+                shape.gpus,
+                shape.memory_gb,
+                _labels(shape, i),
+                shape.custom,
+            )
+            for i in range(shape.nodes)
         ]
     if config.address is not None:
         return None
     cores = float(os.cpu_count() or 1)
     return [Node("this machine", cores, float(_gpus()), psutil.virtual_memory().total * 0.7 / GB)]
+
+
+def node_types(config: ClusterConfig) -> list[NodeType]:
+    """What an autoscaler was declared to add."""
+    return [
+        NodeType(Node(t.name, t.cpus, t.gpus, t.memory_gb, t.labels, t.resources), t.max)
+        for t in config.node_types
+    ]
+
+
+def _labels(shape: RehearseConfig, number: int) -> dict[str, str]:
+    return dict(shape.labels[number % len(shape.labels)]) if shape.labels else {}
 
 
 def _gpus() -> int:
@@ -50,8 +75,12 @@ def _gpus() -> int:
 
 
 @contextlib.contextmanager
-def running(config: ClusterConfig) -> Iterator[list[Node]]:
+def running(config: ClusterConfig, store_gb: float = 0.0) -> Iterator[list[Node]]:
     """Starts or joins Ray; yields its nodes; leaves nothing behind that it started.
+
+    Args:
+        config: Which Ray.
+        store_gb: Object store that the trials need on each node; a Ray of its own is started with it.
 
     Raises:
         ConfigError: No cluster answers at ``address``.
@@ -60,20 +89,24 @@ def running(config: ClusterConfig) -> Iterator[list[Node]]:
     _environment()
     with contextlib.ExitStack() as stack:
         try:
-            nodes = _start(config, stack)
+            nodes = _start(config, store_gb, stack)
         except RlhfError:
             raise
         except Exception as error:
             raise ClusterError(_why(error)) from error
         # Logical nodes all bear this machine's name.
-        yield nodes if config.rehearse is None else _numbered(nodes)
+        yield list(nodes) if config.rehearse is None else _numbered(nodes)
 
 
-def _start(config: ClusterConfig, stack: contextlib.ExitStack) -> list[Node]:
+def _start(
+    config: ClusterConfig, store_gb: float, stack: contextlib.ExitStack
+) -> Sequence[LiveNode]:
     """Starts or joins Ray; ``stack`` then holds what ends it, in the right order."""
-    cluster: Cluster | None = None
+    cluster, ids = None, []
+    count = config.rehearse.nodes if config.rehearse is not None else 1
+    store = int(own_store_gb(store_gb, count) * GB)
     if config.rehearse is not None and config.rehearse.nodes > 1:
-        cluster = _rehearsed(config.rehearse)
+        cluster, ids = _rehearsed(config.rehearse, store)
         stack.callback(cluster.shutdown)
     stack.callback(ray.shutdown)
     if cluster is not None:
@@ -81,8 +114,9 @@ def _start(config: ClusterConfig, stack: contextlib.ExitStack) -> list[Node]:
     elif config.address is not None:
         _join(config.address)
     else:
-        _own(config)
-    return live_nodes()
+        _own(config, store)
+    # Ray lists nodes in no order; those of a rehearsal keep theirs, and their labels with it.
+    return sorted(live_nodes(), key=lambda node: ids.index(node.id) if node.id in ids else 0)
 
 
 def _why(error: Exception) -> str:
@@ -108,7 +142,7 @@ def _options() -> dict[str, Any]:
     }
 
 
-def _own(config: ClusterConfig) -> None:
+def _own(config: ClusterConfig, store: int) -> None:
     sizes: dict[str, Any] = {}
     if config.rehearse is not None:
         shape = config.rehearse
@@ -116,32 +150,39 @@ def _own(config: ClusterConfig) -> None:
             "num_cpus": shape.cpus,
             "num_gpus": shape.gpus,
             "_memory": int(shape.memory_gb * GB),
+            "labels": _labels(shape, 0),
+            "resources": dict(shape.custom),
         }
     # Without "local" Ray joins whatever cluster of the machine it finds first.
-    ray.init(address="local", object_store_memory=STORE_BYTES, **sizes, **_options())
+    ray.init(address="local", object_store_memory=store, **sizes, **_options())
 
 
-def _numbered(nodes: list[Node]) -> list[Node]:
+def _numbered(nodes: Sequence[LiveNode]) -> list[Node]:
     return [replace(node, name=f"node {i}") for i, node in enumerate(nodes)]
 
 
-def _rehearsed(shape: RehearseConfig) -> Cluster:
-    args = {
+def _rehearsed(shape: RehearseConfig, store: int) -> tuple[Cluster, list[str]]:
+    """Starts the logical nodes; returns them and their ids in order."""
+    args: dict[str, Any] = {
         "num_cpus": shape.cpus,
         "num_gpus": shape.gpus,
         "memory": int(shape.memory_gb * GB),
-        "object_store_memory": STORE_BYTES,
-        "include_dashboard": False,
+        "object_store_memory": store,
+        "resources": dict(shape.custom),
     }
-    cluster = Cluster(initialize_head=True, head_node_args=args)
+    head = {**args, "labels": _labels(shape, 0), "include_dashboard": False}
+    cluster = Cluster(initialize_head=True, head_node_args=head)
+    ids = [cluster.head_node.node_id]
     try:
-        for _ in range(shape.nodes - 1):
-            cluster.add_node(**{k: v for k, v in args.items() if k != "include_dashboard"})
+        ids += [
+            cluster.add_node(**args, labels=_labels(shape, number)).node_id
+            for number in range(1, shape.nodes)
+        ]
         cluster.wait_for_nodes()
     except BaseException:
         cluster.shutdown()
         raise
-    return cluster
+    return cluster, ids
 
 
 def _join(address: str) -> None:
@@ -164,19 +205,102 @@ def _environment() -> None:
     os.environ.setdefault("PYTHONWARNINGS", "ignore" if not sys.warnoptions else "")
 
 
-def live_nodes() -> list[Node]:
+def live_nodes() -> list[LiveNode]:
     """What the live nodes of the connected cluster offer in total."""
-    nodes: list[Node] = []
-    for node in ray.nodes():
-        if node["Alive"]:
-            have = node["Resources"]
-            nodes.append(
-                LiveNode(
-                    node["NodeManagerHostname"] + ":" + node["NodeID"][:6],
-                    have.get("CPU", 0.0),
-                    have.get("GPU", 0.0),
-                    have.get("memory", 0.0) / GB,
-                    node["NodeID"],
-                )
-            )
-    return nodes
+    return [_node(node, node["Resources"]) for node in ray.nodes() if node["Alive"]]
+
+
+def free_nodes() -> list[LiveNode]:
+    """What the live nodes have free at the moment; groups that wait for their nodes hold nothing."""
+    free = available_resources_per_node()
+    return [_node(n, free.get(n["NodeID"], {})) for n in ray.nodes() if n["Alive"]]
+
+
+def view(types: Sequence[NodeType]) -> ClusterView:
+    """The connected cluster now, with the nodes that ``types`` could add."""
+    live = live_nodes()
+    asked = [
+        [dict(group["bundles"][index]) for index in sorted(group["bundles"])]
+        for group in placement_group_table().values()
+        if group["state"] == "PENDING"
+    ]
+    return ClusterView([*live], [*free_nodes()], with_node_types(live, types), asked)
+
+
+def groups() -> tuple[dict[str, dict[str, Any]], dict[str, str]]:
+    """Placement groups of the connected cluster.
+
+    Returns:
+        Of each that is placed, as in ``placement.json`` but without roles, which Ray does not know; and of each
+        that waits, what it asks for.
+    """
+    placed: dict[str, dict[str, Any]] = {}
+    waiting: dict[str, str] = {}
+    for key, group in placement_group_table().items():
+        name = group["name"] or key[:6]
+        bundles = [
+            {
+                "index": index,
+                "owner": ", ".join(
+                    f"{v / GB if k == 'memory' else v:g} {k}" for k, v in has.items()
+                ),
+                "node": group["bundles_to_node_id"].get(index),
+            }
+            for index, has in group["bundles"].items()
+        ]
+        if group["state"] in ("CREATED", "RESCHEDULING"):
+            placed[name] = {"bundles": bundles}
+        elif group["state"] == "PENDING":
+            asked = "; ".join(bundle["owner"] for bundle in bundles)
+            waiting[name] = f"{len(bundles)} bundles ({asked})"
+    return placed, waiting
+
+
+def _node(node: Mapping[str, Any], has: Mapping[str, float]) -> LiveNode:
+    custom = {
+        name: amount
+        for name, amount in has.items()
+        if name not in _FIXED and not name.startswith("node:") and "_group_" not in name
+    }
+    return LiveNode(
+        node["NodeManagerHostname"] + ":" + node["NodeID"][:6],
+        has.get("CPU", 0.0),
+        has.get("GPU", 0.0),
+        has.get("memory", 0.0) / GB,
+        {k: v for k, v in node.get("Labels", {}).items() if k != "ray.io/node-id"},
+        custom,
+        node["Resources"].get("object_store_memory", 0.0) / GB,
+        node["NodeID"],
+    )
+
+
+_FIXED = ("CPU", "GPU", "memory", "object_store_memory")
+
+
+def own_store_gb(need_gb: float, count: int = 1) -> float:
+    """Object store of each of ``count`` nodes on this machine: what is needed, as far as there is room."""
+    room = shutil.disk_usage("/dev/shm").free * 0.9 / GB if Path("/dev/shm").exists() else STORE_GB
+    return max(min(STORE_GB, room / count), min(need_gb, room / count))
+
+
+@contextlib.contextmanager
+def prewarmed(requests: Sequence[Mapping[str, Any]]) -> Iterator[None]:
+    """Asks the autoscaler for nodes that hold these placement groups at the same time; takes it back at the end.
+
+    Args:
+        requests: Of each trial that is to run at once, as ``group_request`` makes them.
+    """
+    bundles = [bundle for request in requests for bundle in request["bundles"]]
+    selectors = [
+        chosen
+        for request in requests
+        for chosen in request.get("bundle_label_selector", [{}] * len(request["bundles"]))
+    ]
+    try:
+        if bundles:
+            request_resources(bundles=bundles, bundle_label_selectors=selectors)
+        yield
+    finally:
+        # The request outlives this process otherwise, and its nodes with it.
+        if bundles and ray.is_initialized():
+            request_resources(bundles=[])

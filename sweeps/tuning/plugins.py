@@ -20,11 +20,13 @@ from ray.tune.search import Searcher
 
 from sweeps.driver import SweepDriver
 from sweeps.outcomes import Outcome
+from sweeps.tuning import cluster
 
 logger = logging.getLogger(__name__)
 DRIVERS: dict[str, SweepDriver] = {}
 # How often live nodes are counted, and how many looks in a row must find none.
 LOOK_EVERY_S, LOST_AFTER = 5.0, 3
+WATCH_EVERY_S = 0.5
 F = TypeVar("F", bound=Callable[..., Any])
 
 
@@ -85,16 +87,34 @@ class SweepSearcher(_Plugin, Searcher):
 
 
 class SweepScheduler(_Plugin, FIFOScheduler):
-    """Asks the driver after each result whether the trial goes on."""
+    """Asks the driver after each result whether the trial goes on, and lets it look after those that wait."""
 
     def __init__(self, key: str) -> None:
         super().__init__()
         self.key = key
+        self._watched = 0.0
 
     @never_raise(default=TrialScheduler.CONTINUE)
     def on_trial_result(self, tune_controller: Any, trial: Trial, result: dict[str, Any]) -> str:
         go_on = self.driver.decide(name_of(trial), result)
         return TrialScheduler.CONTINUE if go_on else TrialScheduler.STOP
+
+    def choose_trial_to_run(self, tune_controller: Any) -> Trial | None:
+        """Called at every step of the controller, the only place from which a waiting trial can be ended."""
+        now = time.monotonic()
+        if now - self._watched >= WATCH_EVERY_S:
+            self._watched = now
+            self._watch(tune_controller, now)
+        chosen: Trial | None = super().choose_trial_to_run(tune_controller)
+        return chosen
+
+    @never_raise()
+    def _watch(self, tune_controller: Any, now: float) -> None:
+        live = tune_controller.get_live_trials()
+        pending = {name_of(trial): trial for trial in live if trial.status == Trial.PENDING}
+        types = cluster.node_types(self.driver.loaded.config.cluster)
+        for name in self.driver.watch(pending.keys(), lambda: cluster.view(types), now):
+            tune_controller.stop_trial(pending[name])
 
 
 class ClusterLost(BaseException):

@@ -71,7 +71,8 @@ def _name(trial: Any) -> str:
 
 
 def _environment(max_concurrent: int) -> None:
-    os.environ["TUNE_MAX_PENDING_TRIALS_PG"] = str(max_concurrent)
+    # Beside those that may run there can be as many whose nodes are not there yet.
+    os.environ["TUNE_MAX_PENDING_TRIALS_PG"] = str(2 * max_concurrent)
     os.environ["TUNE_DISABLE_AUTO_CALLBACK_LOGGERS"] = "1"
     # Imports and relative paths in user code work as where the sweep was started.
     os.environ["RAY_CHDIR_TO_TRIAL_DIR"] = "0"

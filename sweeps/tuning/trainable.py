@@ -13,8 +13,7 @@ from ray.exceptions import RayActorError
 from ray.util import get_current_placement_group
 
 from rlhf_core.errors import DivergedError
-from rlhf_core.runtime.placement import Bundle, PlacementPlan
-from rlhf_core.runtime.ray_runtime import bundle_resources
+from rlhf_core.runtime.placement import Bundle, PlacementPlan, group_request
 from rlhf_core.store import open_store
 from sweeps.outcomes import Outcome
 from sweeps.programs.base import RunningTrial, TrialContext, load_program
@@ -46,8 +45,7 @@ class ProgramTrainable(tune.Trainable):
             plan = program.placement(_base(config), params_of(config))
         except Exception:  # noqa: BLE001 - setup of the trial meets the same error and reports it
             plan = PlacementPlan("fused", "PACK", (Bundle("head", 0.1, 0.0, 0.0),), ())
-        bundles = [bundle_resources(bundle) for bundle in plan.bundles]
-        return tune.PlacementGroupFactory(bundles, strategy=plan.strategy)
+        return tune.PlacementGroupFactory(**group_request(plan))
 
     def setup(self, config: dict[str, Any]) -> None:
         # Roles are built in the first step: an error here would look like a lost process.

@@ -113,9 +113,9 @@ def _group(plan: PlacementPlan) -> Iterator[Any]:
     import ray
     from ray.util.placement_group import placement_group, remove_placement_group
 
-    from rlhf_core.runtime.ray_runtime import bundle_resources
+    from rlhf_core.runtime.placement import group_request
 
-    group = placement_group([bundle_resources(b) for b in plan.bundles], strategy=plan.strategy)
+    group = placement_group(**group_request(plan))
     ray.get(group.ready(), timeout=60)
     try:
         yield group

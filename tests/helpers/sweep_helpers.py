@@ -60,6 +60,17 @@ class ScriptProgram(TrialProgram):
         return ScriptTrial(self.resolve(context.base, context.params))
 
 
+class GpuScriptProgram(ScriptProgram):
+    """The same on ``gpus`` GPUs."""
+
+    def keys(self) -> tuple[str, ...]:
+        return (*super().keys(), "gpus")
+
+    def placement(self, base: Mapping[str, Any], params: Mapping[str, Any]) -> PlacementPlan:
+        gpus = float({**base, **params}.get("gpus", 0))
+        return PlacementPlan("fused", "PACK", (Bundle("script", 1.0, gpus, 0.0),), ())
+
+
 class ScriptTrial:
     def __init__(self, config: dict[str, Any]) -> None:
         self.config, self.step = config, 0

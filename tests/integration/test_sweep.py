@@ -114,20 +114,30 @@ def test_the_trained_policy_is_saved_as_an_ordinary_folder(
         next(iter(train(config, save_model=out)))
 
 
-def test_split_roles_compute_what_one_process_computes(runner: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("layout", ["split", pytest.param("colocated", marks=pytest.mark.long)])
+def test_roles_in_processes_compute_what_one_process_computes(
+    runner: Any, tmp_path: Path, layout: str
+) -> None:
     curves = []
-    for layout in ("fused", "split"):
-        out = tmp_path / layout
-        base = {**QUICK, "resources": {"layout": layout}}
+    for used in ("fused", layout):
+        out = tmp_path / used
+        base = {**QUICK, "resources": {"layout": used}}
         runner.run({"base": base, "search": {"trials": 1}}, out)
         curves.append(curve(out / "trials/t0000/metrics.jsonl"))
     assert curves[0] == curves[1]
-    placement = json.loads((tmp_path / "split/trials/t0000/placement.json").read_text())
-    assert [w["bundle"] for w in placement["workers"]] == [1, 2, 3, 4, 5, 6]
-    assert len({w["pid"] for w in placement["workers"]}) == 6
+    placement = json.loads((tmp_path / layout / "trials/t0000/placement.json").read_text())
+    workers = placement["workers"]
+    assert len({w["pid"] for w in workers}) == 6
     assert all(bundle["node"] for bundle in placement["bundles"])
-    learner = next(w for w in placement["workers"] if w["name"] == "learner")
-    assert len(learner["gpus"]) == 1
+    assert all(len(w["gpus"]) == 1 for w in workers)
+    if layout == "split":
+        assert [w["bundle"] for w in workers] == [1, 2, 3, 4, 5, 6]
+    else:
+        # The workers of a bundle lie on one device.
+        assert sorted(bundle for bundle, _ in {(w["bundle"], *w["gpus"]) for w in workers}) == [
+            1,
+            2,
+        ]
 
 
 def test_a_bug_in_user_code_fails_its_trial_and_the_sweep_goes_on(

@@ -65,6 +65,58 @@ def test_plan_says_why_no_more_run_and_orders_shapes_by_their_parameter(
     assert "GPU-hours" not in out
 
 
+def test_plan_draws_where_the_roles_go_and_sizes_the_object_store(
+    builtin_task: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["plan", "rehearsal", "--set", "base.resources.layout=colocated"]) == 0
+    out = capsys.readouterr().out
+    assert "node 0: 32 CPUs, 4 GPUs, 256 GB" in out
+    assert "learner 0                1.33  0.333      32  |    ##|" in out
+    assert "holds nothing: node 1, node 2" in out
+    assert "each 2 weight versions of 1." in out
+
+
+def test_plan_names_the_bundles_of_a_trial_that_fits_nowhere(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    labels = [
+        "--set",
+        "base.resources.labels.zone=eu",
+        "--set",
+        "cluster.rehearse.labels=[{zone: us}]",
+    ]
+    assert main(["plan", "rehearsal", *labels]) == 2
+    out = capsys.readouterr().out
+    assert "split, PACK, fits nowhere" in out
+    assert "bundle 3  learner 0: 4 CPUs, 1 GPUs, 32 GB memory" in out
+    assert "no node has the label zone eu of bundle 0" in out
+
+
+def test_inspect_draws_a_recorded_sweep(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["inspect", str(RECORDED)]) == 0
+    out = capsys.readouterr().out
+    assert "node 0: 16 CPUs, 4 GPUs, 256 GB" in out
+    assert "t0006  stopped     0 all roles" in out
+    assert "Mean busy share of the workers of each role" in out
+    assert max(map(len, out.splitlines())) <= 100
+    assert main(["inspect", str(RECORDED), "--trial", "t0003"]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("t0003: layout fused, PACK, 1 bundle on 1 of 1 node")
+    assert "t0004" not in out
+
+
+def test_inspect_says_what_it_needs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["inspect"]) == 2
+    assert main(["inspect", str(tmp_path), "--address", "auto"]) == 2
+    assert main(["inspect", str(tmp_path)]) == 2
+    assert main(["inspect", str(RECORDED), "--trial", "t001"]) == 2
+    err = capsys.readouterr().err.strip().splitlines()
+    assert len(err) == 4
+    assert "one of the two" in err[0]
+    assert "sweep.json" in err[2]
+    assert "did you mean 't0011' or 't0010'" in err[3]
+
+
 def test_plan_says_which_reward_decides(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", "quickstart"]) == 0
     assert "note:" not in capsys.readouterr().out
@@ -142,7 +194,17 @@ def test_train_refuses_a_folder_in_use(tmp_path: Path, capsys: pytest.CaptureFix
 
 
 def test_every_command_has_help(capsys: pytest.CaptureFixture[str]) -> None:
-    for command in ("run", "train", "status", "best", "prepare", "plan", "doctor", "schema"):
+    for command in (
+        "run",
+        "train",
+        "status",
+        "best",
+        "prepare",
+        "plan",
+        "inspect",
+        "doctor",
+        "schema",
+    ):
         with pytest.raises(SystemExit) as stop:
             build_parser().parse_args([command, "--help"])
         assert stop.value.code == 0

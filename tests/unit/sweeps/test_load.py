@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,10 @@ import yaml
 from rlhf_core.config import preset_names as trial_presets
 from rlhf_core.config.io import load_preset
 from rlhf_core.errors import ConfigError
+from rlhf_core.runtime.placement import Node
 from search_spaces import presets as space_presets
 from sweeps.load import load_sweep, preset_names, read_sweep
-from sweeps.plan import plan_sweep
+from sweeps.plan import plan_sweep, spill_note
 from sweeps.schema import sweep_schema, trial_schema
 from sweeps.sweep import Sweep
 from sweeps.tuning.cluster import expected_nodes
@@ -240,6 +242,69 @@ def test_relative_paths_become_absolute_because_workers_live_elsewhere(
         "data.task": "builtin:reviews",
         "model.policy": "a/b",
     }
+
+
+def test_a_label_key_with_dots_stays_one_key() -> None:
+    labels = {"ray.io/market-type": "spot", "zone": ["a", "b"]}
+    loaded = load_sweep({"base": {"extends": "tiny", "resources": {"labels": labels}}})
+    resolved = loaded.program.resolve(loaded.base, {"resources.threads": 2})
+    assert resolved["resources"]["labels"] == labels
+
+
+def test_the_affinity_of_the_cluster_is_that_of_its_trials() -> None:
+    sweep = {"base": {"extends": "tiny"}, "cluster": {"affinity": "zone"}}
+    loaded = load_sweep(sweep)
+    assert loaded.program.placement(loaded.base, {}).affinity == "zone"
+    other = {"extends": "tiny", "resources": {"affinity": "node"}}
+    assert "cluster.affinity is 'zone', but base.resources.affinity 'node'" in refusal(
+        {**sweep, "base": other}
+    )
+
+
+def test_declared_node_types_are_planned_with() -> None:
+    small = {"rehearse": {"gpus": 0}}
+    assert Sweep.from_dict({"base": "tiny", "cluster": small}).plan().problems
+    kind = {"name": "gpu", "cpus": 8, "gpus": 1, "memory_gb": 64, "max": 3}
+    plan = Sweep.from_dict({"base": "tiny", "cluster": {**small, "node_types": [kind]}}).plan()
+    assert plan.problems == []
+    assert plan.shapes[0].at_once == 3
+    assert [node.name for node in plan.nodes] == [
+        "node 0",
+        "gpu (new 0)",
+        "gpu (new 1)",
+        "gpu (new 2)",
+    ]
+    wrong = {"name": "gpu", "gpus": 1}
+    line = refusal({"base": "tiny", "cluster": {"node_types": [wrong]}})
+    assert "cluster.node_types.0.cpus" in line
+
+
+def test_a_store_that_is_too_small_is_told(builtin_task: Path) -> None:
+    sweep = Sweep.from_yaml("rehearsal", {"search.max_concurrent": 2})
+    nodes = [
+        Node(f"node {i}", 32.0, 4.0, 256.0, store_gb=store)
+        for i, store in enumerate((1.0, 0.001, 1.0))
+    ]
+    note = spill_note(sweep.plan(nodes))
+    assert note is not None
+    assert note.startswith(
+        "object store: node 1 has 0.001 GB, but 2 trials at once can need 0.0086 GB there"
+    )
+    assert "older weights would spill to disk" in note
+    assert spill_note(sweep.plan([nodes[0], nodes[2]])) is None
+    assert spill_note(sweep.plan()) is None
+
+
+def test_a_ray_of_its_own_gets_the_store_that_trials_need(monkeypatch: pytest.MonkeyPatch) -> None:
+    from sweeps.tuning.cluster import STORE_GB, own_store_gb
+
+    usage = shutil.disk_usage("/")
+    monkeypatch.setattr("shutil.disk_usage", lambda _: usage._replace(free=10 * 10**9))
+    assert own_store_gb(0.0) == STORE_GB
+    assert own_store_gb(2.5) == 2.5
+    # No more than the machine has for all of its nodes.
+    assert own_store_gb(8.0, count=3) == pytest.approx(3.0)
+    assert own_store_gb(0.0, count=60) == pytest.approx(0.15)
 
 
 def test_a_whole_section_is_replaced_before_keys_in_it_are_set() -> None:

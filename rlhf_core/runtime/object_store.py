@@ -1,0 +1,61 @@
+"""What a trial keeps in Ray's object store: weights on the way to the rollouts, and the batch. Pure; no Ray."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rlhf_core.assets import BUILTIN
+from rlhf_core.config.trial import TrialConfig
+from rlhf_core.models.size import parameters_of
+from rlhf_core.tasks.builtin import RECIPES, cached_builtin
+from rlhf_core.tasks.folder import TaskFolder
+
+# A version is read while the next one is written.
+VERSIONS = 2
+# Tokens, mask, log-probabilities of three models, values, advantages, returns; sampled, scored and trained on.
+BYTES_PER_TOKEN = 3 * 48
+MARGIN = 1.3
+ITEM_BYTES = {"float32": 4, "bfloat16": 2}
+
+
+@dataclass(frozen=True)
+class StoreNeed:
+    """Bytes that one trial keeps in the object store of a node.
+
+    Attributes:
+        weights: Of one weight version.
+        batch: Of one rollout batch on its way through the roles.
+    """
+
+    weights: int
+    batch: int
+
+    @property
+    def total(self) -> float:
+        """With all versions and a margin."""
+        return MARGIN * (VERSIONS * self.weights + self.batch)
+
+
+def store_need(config: TrialConfig) -> StoreNeed | None:
+    """What the trial needs, or None where the size of its policy is not known yet."""
+    if config.resources.layout == "fused":
+        return StoreNeed(0, 0)
+    policy = _policy(config)
+    count = parameters_of(policy) if policy is not None else None
+    if count is None:
+        return None
+    length = config.data.max_prompt_tokens + config.rollout.max_new_tokens
+    batch = config.episodes_per_iteration * length * BYTES_PER_TOKEN
+    return StoreNeed(count * ITEM_BYTES[config.model.dtype], batch)
+
+
+def _policy(config: TrialConfig) -> str | None:
+    """Folder or hub id of the policy; unlike ``assets.resolve`` this builds nothing."""
+    task = config.data.task
+    if config.model.policy is not None or task is None:
+        return config.model.policy
+    if not task.startswith(BUILTIN):
+        return str(TaskFolder.load(task).policy)
+    name = task.removeprefix(BUILTIN)
+    folder = cached_builtin(name) if name in RECIPES else None
+    return str(TaskFolder.load(folder).policy) if folder is not None else None

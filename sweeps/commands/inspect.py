@@ -1,0 +1,98 @@
+"""``rlhf-sweep inspect``: where the roles of trials are, and how busy they were."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rlhf_core.errors import ConfigError, nearest
+from sweeps.picture import draw_trial, draw_trials
+from sweeps.terminal import make_console
+
+if TYPE_CHECKING:
+    from analysis.load import Sweep
+
+
+def register(subparsers: Any) -> None:
+    parser = subparsers.add_parser(
+        "inspect",
+        help="draw which role of which trial is where, and how busy it was",
+        description="Draw which role of which trial sits in which bundle of which node: from a run directory, "
+        "running or not, or the placement groups of a live Ray cluster.",
+    )
+    parser.add_argument("directory", nargs="?", type=Path, metavar="DIR")
+    parser.add_argument("--trial", metavar="ID", help="one trial in detail")
+    parser.add_argument(
+        "--address", metavar="ADDRESS", help="a live cluster instead: auto or HOST:PORT"
+    )
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    if (args.directory is None) == (args.address is None):
+        raise ConfigError("inspect: name a run directory or --address, one of the two")
+    lines = _cluster(args.address) if args.address else _directory(args.directory, args.trial)
+    console = make_console()
+    for line in lines:
+        console.print(line, soft_wrap=True, markup=False)
+    return 0
+
+
+def _directory(directory: Path, trial: str | None) -> Iterator[str]:
+    import analysis
+    from sweeps.busy import busy_lines
+
+    sweep = analysis.load(directory)
+    nodes = (sweep.info.get("cluster") or {}).get("nodes") or []
+    records = _placements(directory, sweep)
+    if trial is not None and trial not in records:
+        raise ConfigError(
+            f"--trial: {directory} holds no placement of trial {trial!r}{nearest(trial, records)}"
+        )
+    chosen = list(records) if trial is None else [trial]
+    if not chosen:
+        yield f"no trial of {directory} has been placed yet"
+        return
+    if len(chosen) == 1:
+        yield from draw_trial(chosen[0], records[chosen[0]], nodes)
+    else:
+        yield from draw_trials(records, nodes, _states(sweep))
+    found = busy_lines(sweep.iterations, chosen)
+    yield from ["", *found] if found else []
+
+
+def _placements(directory: Path, sweep: Sweep) -> dict[str, dict[str, Any]]:
+    """What each trial's ``placement.json`` holds, where it is there and whole."""
+    records = {}
+    for trial in map(str, sweep.trials.index):
+        try:
+            found = json.loads((directory / f"trials/{trial}/placement.json").read_text("utf-8"))
+        except (OSError, ValueError):
+            continue
+        if isinstance(found, dict) and found.get("bundles"):
+            records[trial] = found
+    return records
+
+
+def _states(sweep: Sweep) -> dict[str, str]:
+    frame = sweep.trials
+    return {
+        str(trial): str(row["outcome"]) if row["state"] == "ended" else str(row["state"])
+        for trial, row in frame.iterrows()
+    }
+
+
+def _cluster(address: str) -> Iterator[str]:
+    from dataclasses import asdict
+
+    from sweeps.config import ClusterConfig
+    from sweeps.tuning import cluster
+
+    with cluster.running(ClusterConfig(address=address)) as nodes:
+        placed, waiting = cluster.groups()
+        yield from draw_trials(placed, [asdict(node) for node in nodes], {})
+    for name, what in waiting.items():
+        yield f"waits for nodes: group {name}, {what}"

@@ -1,0 +1,218 @@
+"""Where the roles of trials are, drawn as text: from a plan, or from what ``placement.json`` says. Pure.
+
+At most 100 columns and no colour, so that it can be pasted anywhere.
+"""
+
+from __future__ import annotations
+
+import itertools
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from rlhf_core.runtime.placement import Node, PlacementPlan
+
+WIDTH = 100
+MOST_CELLS = 8
+Record = Mapping[str, Any]
+
+
+def planned(plan: PlacementPlan, place: Sequence[int]) -> dict[str, Any]:
+    """The record that ``draw_trial`` takes, of a plan whose bundles lie on the nodes with these positions.
+
+    Args:
+        plan: The trial.
+        place: Node of every bundle; bears the node's position as its id.
+    """
+    record = plan.as_dict()
+    for bundle, node in zip(record["bundles"], place, strict=True):
+        bundle["node"] = str(node)
+    return record
+
+
+def numbered(nodes: Sequence[Node]) -> list[dict[str, Any]]:
+    """Nodes as ``draw_trial`` takes them, with their positions as ids."""
+    return [{**asdict(node), "id": str(i)} for i, node in enumerate(nodes)]
+
+
+def draw_trial(trial: str, record: Record, nodes: Sequence[Record]) -> list[str]:
+    """Lines that show one trial: each node with a row for each worker, and the GPUs it has.
+
+    Args:
+        trial: Its name, or nothing.
+        record: As in ``placement.json``.
+        nodes: As ``cluster.nodes`` of ``sweep.json``; those that hold nothing are summed up in a line.
+    """
+    bundles = _by_node(record, nodes)
+    # Nodes that an autoscaler could add have no id yet.
+    nodes = [node for node in nodes if node.get("id")]
+    used = [node for node in nodes if node["id"] in bundles]
+    strategy, layout = record.get("strategy", "?"), record.get("layout", "?")
+    count = sum(map(len, bundles.values()))
+    lines = [
+        f"{trial + ': ' if trial else ''}layout {layout}, {strategy}, {amount(count, 'bundle')} on {len(used)} of "
+        f"{amount(len(nodes), 'node')}"
+    ]
+    for node in used:
+        lines += ["", _node_line(node), *_rows(record, bundles[node["id"]], node)]
+    idle = [str(node["name"]) for node in nodes if node["id"] not in bundles]
+    if idle:
+        lines += ["", *textwrap.wrap(f"holds nothing: {', '.join(idle)}", WIDTH)]
+    return lines
+
+
+def draw_trials(
+    records: Mapping[str, Record], nodes: Sequence[Record], states: Mapping[str, str]
+) -> list[str]:
+    """Lines that show many trials: each node with a line for each trial that has bundles there.
+
+    Args:
+        records: ``{trial: as in placement.json}``.
+        nodes: As in ``draw_trial``.
+        states: ``{trial: a word}``.
+    """
+    lines: list[str] = []
+    for node in (node for node in nodes if node.get("id")):
+        lines += ["", _node_line(node)]
+        found = False
+        for trial, record in records.items():
+            bundles = _by_node(record, nodes).get(node["id"], [])
+            if bundles:
+                found = True
+                head = f"  {trial:<6} {states.get(trial, ''):<11} "
+                text = " | ".join(_short(record, bundles))
+                lines += textwrap.wrap(
+                    text, WIDTH, initial_indent=head, subsequent_indent=" " * len(head)
+                )
+        lines += [] if found else ["  -"]
+    return lines[1:]
+
+
+def _by_node(record: Record, nodes: Sequence[Record]) -> dict[str, list[Record]]:
+    """Bundles by node id; those whose node is not known are left out."""
+    known = {node.get("id") for node in nodes}
+    found: dict[str, list[Record]] = {}
+    for bundle in record.get("bundles") or []:
+        node = bundle.get("node")
+        if node in known:
+            found.setdefault(node, []).append(bundle)
+    return found
+
+
+def _node_line(node: Record) -> str:
+    parts = [
+        amount(node["cpus"], "CPU"),
+        amount(node["gpus"], "GPU"),
+        f"{node['memory_gb']:.4g} GB",
+    ]
+    parts += [amount(a, name, "") for name, a in (node.get("custom") or {}).items()]
+    shown = [f"{k}={v}" for k, v in (node.get("labels") or {}).items() if "node-group" not in k]
+    return f"{node['name']}: {', '.join(parts)}" + (f"  [{' '.join(shown)}]" if shown else "")
+
+
+def _rows(record: Record, bundles: Sequence[Record], node: Record) -> Iterator[str]:
+    """A heading, and a row for each worker of these bundles, or for the bundle where it hosts none."""
+    devices = _Devices(int(node["gpus"]))
+    yield _row("", "worker", ("CPUs", "GPUs", "GB"), devices.heading())
+    before = None
+    for bundle in bundles:
+        for worker in _seats(record, bundle):
+            share = worker.get("share") or bundle
+            index = "" if bundle["index"] == before else str(bundle["index"])
+            before = bundle["index"]
+            sizes = tuple(_number(share.get(key)) for key in ("cpus", "gpus", "memory_gb"))
+            cells = devices.cells(share.get("gpus") or 0.0, worker.get("gpus"))
+            yield _row(index, _holds(bundle, worker), sizes, cells)
+
+
+def _row(bundle: str, holds: str, sizes: tuple[str, ...], cells: str) -> str:
+    cpus, gpus, memory = sizes
+    return f"  {bundle:>4}  {holds:<22} {cpus:>6} {gpus:>6} {memory:>7}  {cells}".rstrip()
+
+
+def _number(value: float | None) -> str:
+    return f"{value:.3g}" if value else ""
+
+
+def _seats(record: Record, bundle: Record) -> list[Record]:
+    workers = [w for w in record.get("workers") or [] if w.get("bundle") == bundle["index"]]
+    return workers or [{}]
+
+
+def _holds(bundle: Record, worker: Record) -> str:
+    if not worker:
+        return str(bundle.get("owner", "-"))[:22]
+    if len(worker.get("roles") or []) > 1:
+        return "all roles"
+    return f"{worker['name']} {worker['index']}"[:22]
+
+
+class _Devices:
+    """The GPUs of a node as cells of a row, filled from the left by what comes first."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self.width = 6 if count <= 4 else 4
+        self.filled = [0.0] * count
+
+    @property
+    def drawn(self) -> bool:
+        return 0 < self.count <= MOST_CELLS
+
+    def heading(self) -> str:
+        """Numbers of the devices."""
+        if not self.drawn:
+            return ""
+        names = [f"{'GPU ' if self.width == 6 else ''}{i}" for i in range(self.count)]
+        return "|" + "|".join(f"{name:<{self.width}}" for name in names) + "|"
+
+    def cells(self, gpus: float, devices: Sequence[str] | None) -> str:
+        """``|###   |      |`` for half of the first of two GPUs."""
+        if not self.drawn:
+            return f"GPU {', '.join(devices)}" if devices else ""
+        marks = [[" "] * self.width for _ in range(self.count)]
+        share = gpus if gpus < 1 else 1.0
+        for device in self._chosen(gpus, devices):
+            start = min(round(self.filled[device] * self.width), self.width - 1)
+            self.filled[device] += share
+            stop = max(start + 1, round(self.filled[device] * self.width))
+            for column in range(start, min(stop, self.width)):
+                marks[device][column] = "#"
+        return "|" + "|".join("".join(cell) for cell in marks) + "|"
+
+    def _chosen(self, gpus: float, devices: Sequence[str] | None) -> list[int]:
+        """The devices that were really given, or those that Ray would give: the fullest with room."""
+        given = [int(d) for d in devices or [] if str(d).isdigit() and int(d) < self.count]
+        if given or gpus <= 0:
+            return given
+        if gpus >= 1:
+            return [i for i, filled in enumerate(self.filled) if filled == 0][: int(gpus)]
+        room = [i for i, filled in enumerate(self.filled) if filled + gpus <= 1 + 1e-3]
+        return [max(room, key=lambda i: (self.filled[i], -i))] if room else []
+
+
+def _short(record: Record, bundles: Sequence[Record]) -> Iterator[str]:
+    """``0 head``, ``1-2 rollout``, ``3 critic, reward``: consecutive bundles of the same roles in one piece."""
+    named = [(int(b["index"]), _roles(record, b)) for b in bundles]
+    for (_, roles), run in itertools.groupby(enumerate(named), lambda p: (p[1][0] - p[0], p[1][1])):
+        indices = [index for _, (index, _) in run]
+        first, last = indices[0], indices[-1]
+        yield f"{first} {roles}" if first == last else f"{first}-{last} {roles}"
+
+
+def _roles(record: Record, bundle: Record) -> str:
+    seats = [worker for worker in _seats(record, bundle) if worker]
+    if not seats:
+        return str(bundle.get("owner", "-"))
+    if len(seats) == 1 and len(seats[0].get("roles") or []) > 1:
+        return "all roles"
+    counts: dict[str, int] = {}
+    for worker in seats:
+        counts[worker["name"]] = counts.get(worker["name"], 0) + 1
+    return ", ".join(name if count == 1 else f"{name} x{count}" for name, count in counts.items())
+
+
+def amount(count: float, unit: str, plural: str = "s") -> str:
+    """``1 GPU``, ``2 GPUs``."""
+    return f"{count:.4g} {unit}" + ("" if count == 1 else plural)
