@@ -144,7 +144,8 @@ def _entries() -> Iterable[Metric]:
     yield m("eval/length", "tokens", "none", "mean", "Tokens of a response to a held-out prompt.")
     phases = {
         "iteration": "whole iteration",
-        "generate": "generation",
+        "generate": "generation of the batch, also while the learner trained on others",
+        "rollout_wait": "wait for the batch; with sync.mode sync its whole generation",
         "score": "reward scores",
         "reference": "reference log-probabilities",
         "values": "values of the critic",
@@ -172,6 +173,15 @@ def _entries() -> Iterable[Metric]:
     )
     for role in ("rollout", "learner", "critic", "reference", "reward"):
         yield m(f"util/busy_{role}", "", "up", "mean", f"Busy share of the {role} workers.", False)
+    yield m(
+        "util/imbalance",
+        "",
+        "down",
+        "last",
+        "By how much the busiest of the rollouts' nodes exceeds their mean busy time; above 0.15 a node has "
+        "more work than it should. Not there on one node.",
+        False,
+    )
     yield m("cost/episodes", "episodes", "none", "last", "Episodes sampled so far.")
     yield m("cost/tokens", "tokens", "none", "last", "Response tokens sampled so far.")
     yield m("cost/cpu_seconds", "CPU s", "down", "last", "Reserved CPUs x seconds so far.", False)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from threading import Semaphore
@@ -64,6 +64,10 @@ class Phases:
             noted.acquire()
         self._covered += time.perf_counter() - begin
 
+    def add(self, name: str, seconds: float) -> None:
+        """Counts time in which the loop did not wait."""
+        self.seconds[name] += seconds
+
     def total(self) -> float:
         """Seconds since the iteration began."""
         return time.perf_counter() - self._start
@@ -73,3 +77,9 @@ class Phases:
         total = self.total()
         times = {f"time/{name}": seconds for name, seconds in self.seconds.items()}
         return {**times, "time/iteration": total, "time/wait": max(0.0, total - self._covered)}
+
+
+def imbalance(busy: Sequence[float]) -> dict[str, float]:
+    """``util/imbalance``: by how much the busiest of several nodes exceeds their mean; nothing of one node."""
+    middle = sum(busy) / len(busy) if busy else 0.0
+    return {"util/imbalance": max(busy) / middle - 1} if len(busy) > 1 and middle > 0 else {}

@@ -9,8 +9,10 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import time
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -33,10 +35,12 @@ from rlhf_core.runtime.base import Runtime, gather
 from rlhf_core.runtime.placement import PlacementPlan
 from rlhf_core.seeding import derive
 from rlhf_core.store import Store
-from rlhf_core.timing import Phases
+from rlhf_core.stream import RolloutStream, packed, unpacked
+from rlhf_core.timing import Phases, imbalance
 from rlhf_core.types import (
     AdamWSettings,
     CallContext,
+    Chunk,
     Experience,
     UpdateSettings,
 )
@@ -76,7 +80,15 @@ class PPOTrial:
         self.kl = _controller(config)
         self.norm = RunningNorm()
         self.iteration = 0
-        self.rollout_version = 0
+        self.stream = RolloutStream(
+            runtime,
+            self.groups["rollout"],
+            self._chunks,
+            self._context,
+            ahead=config.batches_ahead,
+            interval=config.sync_interval,
+            last=config.budget.iterations,
+        )
         self.totals = {"episodes": 0.0, "tokens": 0.0, "seconds": 0.0}
         self._started = time.perf_counter()
         self._saved_at = self._started
@@ -84,6 +96,8 @@ class PPOTrial:
         self._evaluated = False
         # Rows of the batch that are trained on; fewer than all where groups are filtered.
         self._kept: list[int] = []
+        # Workers that were asked for their busy seconds and have not answered yet.
+        self._usage: dict[int, Future[dict[str, float]]] = {}
 
     # The loop
 
@@ -113,35 +127,31 @@ class PPOTrial:
 
     def _iterate(self, phases: Phases) -> dict[str, float]:
         """Samples, scores, updates, delivers; the next iteration's number is in force from the start."""
-        with phases("generate"):
-            batch = self._sample()
-        experience, metrics = self._experience(batch, phases)
+        with phases("rollout_wait"):
+            sampled = self.stream.take(self.iteration)
+        experience, metrics = self._experience(sampled.sample, phases)
         metrics |= staleness_metrics(experience.rollout, self.iteration)
         self.iteration += 1
         metrics |= self._update(experience, phases)
         if self._is_due(self.config.sync_interval):
             with phases("sync"):
-                sent = self.runtime.deliver_weights(self._context(self.iteration)).result()
-            metrics["sync/bytes"] = sent["bytes"]
-            self.rollout_version = self.iteration
+                metrics["sync/bytes"] = self.stream.publish(self._context(self.iteration))
+        phases.add("sync", sampled.sync_seconds)
+        phases.add("generate", sampled.seconds)
         self.kl = self.kl.update(metrics.get(_kl_unit(self.config), 0.0), experience.rollout.size)
         tokens = float(experience.rollout.response_mask_BT.sum())
         self.totals["episodes"] += experience.rollout.size
         self.totals["tokens"] += tokens
-        metrics["rollout/tokens_per_second"] = tokens / max(phases.seconds["generate"], 1e-9)
+        metrics["rollout/tokens_per_second"] = tokens / max(sampled.seconds, 1e-9)
         metrics["weights/version"] = float(self.iteration)
         return metrics
 
-    def _sample(self) -> Sample:
-        rollout = self.config.rollout
-        count, number = rollout.prompts_per_iteration, self.iteration + 1
-        prompts = self.train_prompts.take(self.iteration * count, count, self.config.seed)
-        chunks = chunks_of(
-            prompts, rollout.samples_per_prompt, rollout.chunk_size, self.config.seed, number
-        )
-        context = self._context(self.rollout_version)
-        parts = self.groups["rollout"].map("generate", [(context, (chunk,)) for chunk in chunks])
-        return Sample(chunks, parts)
+    def _chunks(self, batch: int) -> list[Chunk]:
+        """The chunks of batch ``batch``, which iteration ``batch + 1`` trains on."""
+        rollout, seed = self.config.rollout, self.config.seed
+        count = rollout.prompts_per_iteration
+        prompts = self.train_prompts.take(batch * count, count, seed)
+        return chunks_of(prompts, rollout.samples_per_prompt, rollout.chunk_size, seed, batch + 1)
 
     def _experience(self, sample: Sample, phases: Phases) -> tuple[Experience, dict[str, float]]:
         whole, values = sample.rollout(self.pad_id), []
@@ -256,15 +266,26 @@ class PPOTrial:
         return IterationMetrics(self.iteration, dict(sorted(metrics.items())))
 
     def _busy(self, elapsed: float) -> dict[str, float]:
-        seconds = dict.fromkeys(ROLES, 0.0)
+        """Busy shares of the roles, and how unevenly the nodes of the rollouts work."""
+        rollouts = set(map(id, self.groups["rollout"].workers))
         workers = {id(w): w for group in self.groups.values() for w in group.workers}
-        for usage in gather([worker.usage(self.name) for worker in workers.values()]):
+        seconds, nodes = dict.fromkeys(ROLES, 0.0), defaultdict[str, list[float]](list)
+        for key, worker in workers.items():
+            asked = self._usage.pop(key, None) or worker.usage(self.name)
+            if self.stream.ahead and key in rollouts and not asked.done():
+                # It samples the next batch; its answer counts in a later iteration.
+                self._usage[key] = asked
+                continue
+            usage = asked.result()
             for role, busy in usage.items():
                 seconds[role] += busy
-        return {
+            if key in rollouts:
+                nodes[worker.address].append(usage.get("rollout", 0.0))
+        metrics = {
             f"util/busy_{role}": min(1.0, seconds[role] / (elapsed * len(group.workers)))
             for role, group in self.groups.items()
         }
+        return metrics | imbalance([fmean(busy) for busy in nodes.values()])
 
     # Checkpoints
 
@@ -272,7 +293,6 @@ class PPOTrial:
         """What the loop itself needs to go on; JSON-able. The roles' parts are saved by ``save``."""
         return {
             "iteration": self.iteration,
-            "rollout_version": self.rollout_version,
             "kl_coef": self.kl.coef,
             "norm": dataclasses.asdict(self.norm),
             "totals": dict(self.totals),
@@ -282,7 +302,6 @@ class PPOTrial:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Takes over what ``state_dict`` returned."""
         self.iteration = int(state["iteration"])
-        self.rollout_version = int(state["rollout_version"])
         controller = _controller(self.config)
         self.kl = KLController(float(state["kl_coef"]), controller.target, controller.horizon)
         self.norm = RunningNorm(**state["norm"])
@@ -320,9 +339,12 @@ class PPOTrial:
             role: self.groups[role].call("save", self._context(), uri, step)
             for role in self.trained
         }
-        if self.rollout_version != self.iteration:
+        waiting = self.stream.settle()
+        if self.stream.held != self.iteration:
             futures["rollout"] = self.groups["rollout"].call("save", self._context(), uri, step)
         parts = {role: future.result() for role, future in futures.items()}
+        if waiting:
+            parts["waiting"] = checkpoint.save_part(self.store, step, "waiting", packed(waiting))
         manifest = {"state": self.state_dict(), "parts": parts, "metrics": metrics or {}}
         checkpoint.commit(self.store, step, manifest, best=best)
         return step
@@ -359,12 +381,18 @@ class PPOTrial:
             ) from None
         if "rollout" in parts:
             gather(self.groups["rollout"].call_all("load", self._context(), uri, parts["rollout"]))
+            held = int(parts["rollout"]["version"])
         else:
             self.runtime.deliver_weights(self._context(self.iteration)).result()
+            held = self.iteration
+        waiting = parts.get("waiting")
+        tensors = {} if waiting is None else checkpoint.load_part(self.store, waiting)
+        self.stream.restart(self.iteration, held, unpacked(tensors, self._chunks))
         return True
 
     def close(self) -> None:
         """Ends the trial's processes."""
+        self.stream.close()
         self.runtime.close()
 
 

@@ -113,6 +113,19 @@ class SyncConfig(Group):
         unit="episodes",
         ge=1,
     )
+    mode: Literal["sync", "async"] = option(
+        "sync",
+        "sync: a batch is sampled when the learner is ready for it; async: batches are sampled while the "
+        "learner trains on those before.",
+    )
+    max_staleness: int | None = option(
+        None,
+        "Largest staleness of a response that is trained on; with async it says how many batches are sampled "
+        "ahead (max_staleness - interval + 1); null: whatever the interval gives, with async one batch ahead.",
+        unit="versions",
+        ge=0,
+        le=1024,
+    )
     transport: Literal["object_store", "collective"] = option(
         "object_store",
         "How weights reach the rollouts: object_store: Ray's shared memory, one copy for each node; "
@@ -206,6 +219,14 @@ class TrialConfig(Group):
             return self.sync.interval
         return max(1, self.sync.interval_episodes // self.episodes_per_iteration)
 
+    @property
+    def batches_ahead(self) -> int:
+        """Batches that are sampled before the learner asks for them; 0 where ``sync.mode`` is sync."""
+        if self.sync.mode == "sync":
+            return 0
+        bound = self.sync.max_staleness
+        return 1 if bound is None else bound - self.sync_interval + 1
+
     @model_validator(mode="after")
     def _rules(self) -> TrialConfig:
         problems = list(_broken_rules(self))
@@ -228,7 +249,24 @@ def _broken_rules(config: TrialConfig) -> list[str]:
     problems += _broken_optim_rules(config.optim)
     if config.sync.interval != 1 and config.sync.interval_episodes is not None:
         problems.append("sync.interval and sync.interval_episodes exclude each other; remove one")
+    problems += _broken_sync_rules(config)
     return problems + _broken_metric_rules(config)
+
+
+def _broken_sync_rules(config: TrialConfig) -> list[str]:
+    sync, interval, problems = config.sync, config.sync_interval, []
+    least = interval if sync.mode == "async" else interval - 1
+    if sync.max_staleness is not None and sync.max_staleness < least:
+        problems.append(
+            f"sync.max_staleness must be at least {least} with sync.mode {sync.mode!r} and a delivery every "
+            f"{interval} iterations, but is {sync.max_staleness}; raise it or shorten the interval"
+        )
+    if sync.mode == "async" and sync.transport == "collective":
+        problems.append(
+            "sync.transport 'collective' needs learner and rollouts at the same time, which sync.mode 'async' "
+            "keeps apart; use object_store or sync"
+        )
+    return problems
 
 
 def _broken_optim_rules(optim: OptimConfig) -> list[str]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 import torch
 import xxhash
@@ -61,6 +61,10 @@ class Bucket:
     index: int
     pieces: Sequence[Tensor]
     checksum: int
+
+    def copy(self) -> Bucket:
+        """The bucket with pieces of its own."""
+        return replace(self, pieces=[piece.clone() for piece in self.pieces])
 
 
 def header_of(model: nn.Module, version: int, bucket_bytes: int) -> Header:

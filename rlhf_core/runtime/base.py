@@ -38,7 +38,13 @@ class Worker(Protocol):
 
 
 class Runtime(Protocol):
-    """The role groups of one trial."""
+    """The role groups of one trial.
+
+    Attributes:
+        concurrent: Whether calls to several workers run side by side.
+    """
+
+    concurrent: bool
 
     def group(self, role: str) -> RoleGroup:
         """The workers of ``role``."""
@@ -50,6 +56,14 @@ class Runtime(Protocol):
         The context's version is the one they carry afterwards. The result has ``bytes``, those that each
         worker was sent.
         """
+        ...
+
+    def publish(self, context: CallContext) -> tuple[Any, int]:
+        """The learner's weights of now under the context's version, as a parcel for ``receive``, and its bytes."""
+        ...
+
+    def receive(self, context: CallContext, parcel: Any) -> None:
+        """Loads a parcel into all rollout workers; returns when they have it."""
         ...
 
     def share(self, value: Any) -> Any:

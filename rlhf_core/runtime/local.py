@@ -64,9 +64,9 @@ class LocalRuntime:
     """
 
     def __init__(self, config: TrialConfig, plan: PlacementPlan, gpus: float = 0.0) -> None:
-        self.config, threaded = config, len(plan.workers) > 1
+        self.config, self.concurrent = config, len(plan.workers) > 1
         self._workers = [
-            (place, LocalWorker(RoleHost(config, place.roles, gpus), threaded))
+            (place, LocalWorker(RoleHost(config, place.roles, gpus), self.concurrent))
             for place in plan.workers
         ]
         try:
@@ -77,6 +77,14 @@ class LocalRuntime:
 
     def group(self, role: str) -> RoleGroup:
         return RoleGroup(role, [worker for place, worker in self._workers if role in place.roles])
+
+    def publish(self, context: CallContext) -> tuple[Any, int]:
+        header, buckets = self.group("learner").call("publish", context).result()
+        # What is published are the learner's own parameters, which it goes on changing.
+        return (header, [bucket.copy() for bucket in buckets]), int(header.nbytes)
+
+    def receive(self, context: CallContext, parcel: Any) -> None:
+        gather(self.group("rollout").call_all("load_weights", context, *parcel))
 
     def share(self, value: Any) -> Any:
         return value

@@ -33,6 +33,8 @@ class RayRuntime:
         placement_group: Ready; its bundles are those of the plan.
     """
 
+    concurrent = True
+
     def __init__(
         self, config: TrialConfig, plan: PlacementPlan, placement_group: PlacementGroup
     ) -> None:
@@ -102,15 +104,19 @@ class RayRuntime:
         if self.config.sync.transport == "collective":
             size = broadcast_weights(self.group("learner"), self.group("rollout"), context)
         else:
-            learner = self._actors[self._hosts("learner")[0]][1]
-            parcel = get(learner.publish.remote(context))
-            get(
-                [self._actors[i][1].receive.remote(context, parcel) for i in self._hosts("rollout")]
-            )
-            size = parcel.header.nbytes
+            parcel, size = self.publish(context)
+            self.receive(context, parcel)
         done: Future[dict[str, float]] = Future()
         done.set_result({"bytes": float(size)})
         return done
+
+    def publish(self, context: CallContext) -> tuple[Any, int]:
+        learner = self._actors[self._hosts("learner")[0]][1]
+        parcel = get(learner.publish.remote(context))
+        return parcel, int(parcel.header.nbytes)
+
+    def receive(self, context: CallContext, parcel: Any) -> None:
+        get([self._actors[i][1].receive.remote(context, parcel) for i in self._hosts("rollout")])
 
     def close(self) -> None:
         """Ends the actors and waits until their processes are gone, so that their devices are free."""

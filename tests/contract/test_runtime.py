@@ -170,6 +170,44 @@ def test_metrics_are_those_of_one_process_bit_for_bit(
     assert ["sync/bytes" in metrics for metrics in want] == [False, False, True, False]
 
 
+@pytest.mark.parametrize(
+    ("interval", "staleness", "largest"), [(1, None, [0, 1, 1, 1]), (2, 3, [0, 1, 2, 3])]
+)
+def test_sampling_ahead_gives_the_same_numbers_wherever_it_runs(
+    zoo: Zoo, interval: int, staleness: int | None, largest: list[int]
+) -> None:
+    """In one process the batches are sampled one after the other, with workers beside the updates."""
+    config = _config(
+        zoo, sync__mode="async", sync__interval=interval, sync__max_staleness=staleness,
+        reward__workers=0, budget__iterations=4,
+    )  # fmt: skip
+    runs = []
+    for kind in ("fused", "split"):
+        plan = _plan(kind, config)
+        trial = PPOTrial(config, LocalRuntime(config, plan), plan)
+        runs.append([repeatable(m.values) for m in trial])
+        trial.close()
+    assert runs[0] == runs[1]
+    assert [metrics["staleness/max"] for metrics in runs[0][1:]] == largest
+
+
+@pytest.mark.long
+@pytest.mark.usefixtures("joined")
+def test_sampling_ahead_gives_the_same_numbers_on_ray(zoo: Zoo) -> None:
+    from rlhf_core.runtime.ray_runtime import RayRuntime
+
+    config = _config(zoo, sync__mode="async", sync__interval=1, reward__workers=0)
+    plan = _plan("ray", config, 2)
+    alone = _plan("split", config, 2)
+    want = [repeatable(m.values) for m in PPOTrial(config, LocalRuntime(config, alone), alone)]
+    with _group(plan) as group:
+        trial = PPOTrial(config, RayRuntime(config, plan, group), plan)
+        try:
+            assert [repeatable(m.values) for m in trial] == want
+        finally:
+            trial.close()
+
+
 def test_ranks_change_nothing_but_last_bits(
     expected: Callable[[int], list[dict[str, float]]],
 ) -> None:

@@ -88,7 +88,7 @@ def test_every_metric_is_in_the_catalogue(zoo: Zoo, base: list[IterationMetrics]
         )
     )  # fmt: skip
     reported |= {name for m in with_everything for name in m.values}
-    assert set(names_under(["length"])) - reported <= {"time/checkpoint"}
+    assert set(names_under(["length"])) - reported <= {"time/checkpoint", "util/imbalance"}
     assert reported <= set(names_under(["length"]))
 
 
@@ -136,6 +136,12 @@ def test_a_short_budget_is_a_prefix_of_a_long_one(zoo: Zoo, base: list[Iteration
 RESUMED = {
     "sync.interval 1": {},
     "sync.interval 2": {"sync__interval": 2},
+    "async": {"sync__mode": "async"},
+    "async, interval 2, staleness 3": {
+        "sync__mode": "async",
+        "sync__interval": 2,
+        "sync__max_staleness": 3,
+    },
     "adaptive KL": {"ppo__kl__controller": "adaptive", "ppo__kl__horizon": 20},
     "linear schedule": {
         "optim__policy__schedule": "linear",
@@ -171,7 +177,7 @@ def test_a_resumed_trial_equals_one_that_ran_through(
     second = _trial(config, store)
     assert second.restore()
     assert second.iteration == 3
-    assert second.rollout_version == (2 if "2" in name else 3)
+    assert second.stream.held == (2 if "2" in name else 3)
     seen |= _by_iteration(list(second))
     assert seen == whole
     assert torch.equal(_weights(second), _weights(through))
@@ -298,8 +304,8 @@ def test_the_evaluation_asks_each_prompt_once(zoo: Zoo, tmp_path: Path) -> None:
 def test_prompts_go_on_where_the_last_iteration_ended(config: TrialConfig) -> None:
     trial = _trial(config)
     asked = []
-    for trial.iteration in (0, 1, 2):
-        chunks = trial._sample().chunks
+    for batch in (0, 1, 2):
+        chunks = trial.stream.take(batch).sample.chunks
         asked += [prompt.text for chunk in chunks for prompt in chunk.prompts]
     assert len(set(asked)) == len(asked) == 24
 
@@ -407,6 +413,8 @@ KNOBS: dict[str, tuple[Any, dict[str, Any], int]] = {
     "ppo.kl.estimator": ("k3", {"ppo__kl__coef": 1.0}, 2),
     "sync.interval": (2, {}, 2),
     "sync.interval_episodes": (16, {}, 2),
+    "sync.mode": ("async", {}, 2),
+    "sync.max_staleness": (2, {"sync__mode": "async"}, 3),
     "seed": (1, {}, 1),
 }
 for _role in ("policy", "critic"):

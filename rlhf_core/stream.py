@@ -1,0 +1,182 @@
+"""Batches of rollouts ahead of the learner: which weights sample which batch, and the thread that keeps it going.
+
+Which weight version a batch is sampled with follows from its number, the sync interval and how many batches are
+ahead, never from who is faster. So an asynchronous trial has the same numbers in every layout and on every run.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from rlhf_core.evaluation import Sample
+from rlhf_core.runtime.base import RoleGroup, Runtime
+from rlhf_core.types import CallContext, Chunk, Rollout
+
+
+def version_of(batch: int, interval: int, ahead: int) -> int:
+    """Weight version that samples batch ``batch`` (0, 1, ...).
+
+    The batch may be started when the learner has finished iteration ``batch - ahead``; of the versions
+    delivered by then, multiples of ``interval``, it takes the newest.
+
+    Example:
+        >>> [version_of(batch, 1, 0) for batch in range(4)], [version_of(b, 2, 1) for b in range(6)]
+        ([0, 1, 2, 3], [0, 0, 0, 2, 2, 4])
+    """
+    return max(0, batch - ahead) // interval * interval
+
+
+def largest_staleness(interval: int, ahead: int) -> int:
+    """Largest difference of learner's version and stamp when a batch is trained on."""
+    return ahead + interval - 1
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """A batch of rollouts.
+
+    Attributes:
+        sample: Its chunks and rollouts.
+        seconds: From its first chunk to its last.
+        sync_seconds: Time the rollouts took to load weights before it.
+    """
+
+    sample: Sample
+    seconds: float
+    sync_seconds: float = 0.0
+
+
+class RolloutStream:
+    """Samples batches in order, up to ``ahead`` of them before they are asked for.
+
+    Args:
+        runtime: Carries the weights.
+        group: The rollouts.
+        chunks: The chunks of a batch, by its number.
+        context: Call context with a weight version.
+        ahead: Batches that may wait; 0 samples when asked.
+        interval: Iterations between deliveries.
+        last: Batches of the whole trial; none beyond is sampled.
+
+    Attributes:
+        held: Weight version that the rollouts hold.
+    """
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        group: RoleGroup,
+        chunks: Callable[[int], list[Chunk]],
+        context: Callable[[int], CallContext],
+        *,
+        ahead: int,
+        interval: int,
+        last: int,
+    ) -> None:
+        self.runtime, self.group = runtime, group
+        self.chunks, self.context = chunks, context
+        self.ahead, self.interval, self.last = ahead, interval, last
+        self.next = 0
+        self.held = 0
+        self._published: tuple[int, Any] | None = None
+        self._pending: dict[int, Future[Sampled]] = {}
+        # Calls to a runtime that works in this very thread would gain nothing from another one.
+        self._thread = ThreadPoolExecutor(1, "rollouts") if ahead and runtime.concurrent else None
+
+    def restart(self, batch: int, held: int, ready: Mapping[int, Sample]) -> None:
+        """Goes on at ``batch`` with rollouts that hold version ``held`` and batches sampled before."""
+        self.next, self.held, self._published = batch + len(ready), held, None
+        self._pending = {}
+        for number, sample in ready.items():
+            self._pending[number] = Future()
+            self._pending[number].set_result(Sampled(sample, 0.0))
+
+    def take(self, batch: int) -> Sampled:
+        """Batch ``batch``; starts those that may be sampled meanwhile."""
+        while self.next < min(batch + self.ahead + 1, self.last):
+            number = self.next
+            self.next += 1
+            self._pending[number] = self._submit(number)
+        return self._pending.pop(batch).result()
+
+    def publish(self, context: CallContext) -> float:
+        """Takes the learner's weights of now as the context's version; returns their bytes.
+
+        The rollouts get them before the first batch that is to be sampled with them, without ``ahead`` now.
+        """
+        if not self.ahead:
+            sent = self.runtime.deliver_weights(context).result()
+            self.held = context.version or 0
+            return float(sent["bytes"])
+        parcel, size = self.runtime.publish(context)
+        self._published = (context.version or 0, parcel)
+        return float(size)
+
+    def settle(self) -> dict[int, Sample]:
+        """Waits for everything under way and delivers what was published; returns the batches that wait."""
+        ready = {number: future.result().sample for number, future in self._pending.items()}
+        if self._published is not None:
+            self._load(*self._published)
+            self._published = None
+        return ready
+
+    def close(self) -> None:
+        """Starts nothing more."""
+        if self._thread is not None:
+            self._thread.shutdown(wait=False, cancel_futures=True)
+
+    def _submit(self, number: int) -> Future[Sampled]:
+        version, parcel = version_of(number, self.interval, self.ahead), None
+        if self._published is not None and self._published[0] == version:
+            parcel = self._published[1]
+        if self._thread is not None:
+            return self._thread.submit(self._sample, number, version, parcel)
+        done: Future[Sampled] = Future()
+        try:
+            done.set_result(self._sample(number, version, parcel))
+        except Exception as error:  # noqa: BLE001 - raised where the batch is asked for
+            done.set_exception(error)
+        return done
+
+    def _sample(self, number: int, version: int, parcel: Any) -> Sampled:
+        start = time.perf_counter()
+        if parcel is not None and self.held != version:
+            self._load(version, parcel)
+        loaded = time.perf_counter()
+        chunks, context = self.chunks(number), self.context(self.held)
+        parts = self.group.map("generate", [(context, (chunk,)) for chunk in chunks])
+        return Sampled(Sample(chunks, parts), time.perf_counter() - loaded, loaded - start)
+
+    def _load(self, version: int, parcel: Any) -> None:
+        self.runtime.receive(self.context(version), parcel)
+        self.held = version
+
+
+def packed(batches: Mapping[int, Sample]) -> dict[str, Tensor]:
+    """The rollouts of waiting batches as named tensors, for a checkpoint."""
+    return {
+        f"{number}.{index}.{name}": getattr(part, name)
+        for number, sample in batches.items()
+        for index, part in enumerate(sample.parts)
+        for name in Rollout.__dataclass_fields__
+    }
+
+
+def unpacked(
+    tensors: Mapping[str, Tensor], chunks: Callable[[int], list[Chunk]]
+) -> dict[int, Sample]:
+    """What ``packed`` packed; chunks follow from the numbers of the batches."""
+    fields: dict[int, dict[int, dict[str, Tensor]]] = {}
+    for key, tensor in tensors.items():
+        number, index, name = key.split(".")
+        fields.setdefault(int(number), {}).setdefault(int(index), {})[name] = tensor
+    return {
+        number: Sample(chunks(number), [Rollout(**parts[index]) for index in sorted(parts)])
+        for number, parts in sorted(fields.items())
+    }
