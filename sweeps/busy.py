@@ -43,7 +43,7 @@ def busy_lines(iterations: pd.DataFrame, trials: Sequence[str]) -> list[str]:
         )
     if WHOLE in measured:
         critical = ["critical path"] if CRITICAL in measured else []
-        lines += [""] * bool(lines) + ["Mean seconds of an iteration, and its longest phases"]
+        lines += ["", "Mean seconds of an iteration, and its longest phases"][not lines :]
         lines += _table(
             ["trial", "seconds", *critical, ""],
             [

@@ -241,9 +241,7 @@ def groups() -> tuple[dict[str, dict[str, Any]], dict[str, str]]:
         bundles = [
             {
                 "index": index,
-                "owner": ", ".join(
-                    f"{v / GB if k == 'memory' else v:g} {k}" for k, v in has.items()
-                ),
+                "owner": ", ".join(_amount(k, v) for k, v in has.items()),
                 "node": group["bundles_to_node_id"].get(index),
             }
             for index, has in group["bundles"].items()
@@ -252,8 +250,12 @@ def groups() -> tuple[dict[str, dict[str, Any]], dict[str, str]]:
             placed[name] = {"bundles": bundles}
         elif group["state"] == "PENDING":
             asked = "; ".join(bundle["owner"] for bundle in bundles)
-            waiting[name] = f"{len(bundles)} bundles ({asked})"
+            waiting[name] = f"{len(bundles)} bundle{'s' * (len(bundles) > 1)} ({asked})"
     return placed, waiting
+
+
+def _amount(name: str, value: float) -> str:
+    return f"{value / GB:g} GB memory" if name == "memory" else f"{value:g} {name}"
 
 
 def _node(node: Mapping[str, Any], has: Mapping[str, float]) -> LiveNode:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import io
 import time
 from pathlib import Path
 from typing import Any
@@ -66,3 +67,31 @@ def test_the_time_left_follows_the_trials_that_ended(driver: SweepDriver) -> Non
     assert time_left(driver, None, now + 30) == pytest.approx(2 * 20 / 2)
     driver.given_up = "all failed alike"
     assert time_left(driver, None, now + 30) == 0
+
+
+@pytest.mark.parametrize(
+    ("rehearsed", "layout", "drawn"), [(True, "split", 1), (False, "split", 0), (True, "fused", 0)]
+)
+def test_a_rehearsal_draws_its_first_placement_once(
+    tmp_path: Path, rehearsed: bool, layout: str, drawn: int
+) -> None:
+    from rlhf_core.config import TrialConfig, apply
+    from rlhf_core.runtime.placement import plan_trial
+    from sweeps.picture import planned
+    from sweeps.tuning.cluster import LiveNode
+
+    cluster = {"rehearse": {"nodes": 1}} if rehearsed else {"local": True}
+    loaded = load_sweep({"base": "tiny", "cluster": cluster})
+    study: Any = None
+    nodes = [LiveNode("node 0", 64.0, 8.0, 512.0, id="0")]
+    driver = SweepDriver(loaded, RunDirectory(tmp_path), study, [*nodes], max_concurrent=1)
+    console = Console(file=io.StringIO(), width=100)
+    view = LiveView(console, 10, every_s=1e9)
+    view.refresh(driver)
+    plan = plan_trial(apply(TrialConfig(), {"resources.layout": layout}))
+    driver.first_placement = ("t0000", planned(plan, [0] * len(plan.bundles)))
+    view.refresh(driver)
+    view.refresh(driver)
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    assert text.count("t0000: layout split, PACK, 7 bundles on 1 of 1 node") == drawn
+    assert text.count("learner 0") == drawn

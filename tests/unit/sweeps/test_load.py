@@ -282,7 +282,7 @@ def test_declared_node_types_are_planned_with() -> None:
 def test_a_store_that_is_too_small_is_told(builtin_task: Path) -> None:
     sweep = Sweep.from_yaml("rehearsal", {"search.max_concurrent": 2})
     nodes = [
-        Node(f"node {i}", 32.0, 4.0, 256.0, store_gb=store)
+        Node(f"node {i}", 64.0, 8.0, 512.0, store_gb=store)
         for i, store in enumerate((1.0, 0.001, 1.0))
     ]
     note = spill_note(sweep.plan(nodes))

@@ -344,6 +344,10 @@ REFUSED = [
         "2 x 0.6 of rollout is 1.2; lower resources.roles.rollout.share",
     ),
     ({"roles.rollout.share": 0.5}, "leaves nothing for the others"),
+    (
+        {"roles.critic.workers": 2},
+        "2 workers of critic need a GPU each, but 1 is shared; raise resources.colocate",
+    ),
     ({"affinity": "node", "colocate": [{"roles": ["learner"]}]}, "one colocate group of 1 GPU"),
     (
         {"roles.critic.labels": {"zone": "a"}, "roles.reward.labels": {"zone": "b"}},
