@@ -71,6 +71,7 @@ class LlamaDecoder:
         head: Projection = (model.lm_head.weight, model.lm_head.bias)
         self.head = _scaled(head, trunk.norm.weight) if self.folded else head
         self.norm = None if self.folded else trunk.norm.weight
+        self.floor = torch.full((), (like.shape[1] * self.eps) ** 0.5, device=like.device)
         rows, width = mask_BP.shape
         self.used, room = 0, width + max_new_tokens
         shape = (len(self.layers), 2, rows, self.kv_heads, room, self.head_dim)
@@ -96,12 +97,41 @@ class LlamaDecoder:
     def step(self, ids_BS: Tensor) -> Tensor:
         """Logits after the last of the next S tokens of every row, [B, V]."""
         end = self.used + ids_BS.shape[1]
+        if self.folded and ids_BS.shape[1] == 1:
+            return self._step_one(ids_BS[:, 0])
         hidden = self.embedding[ids_BS]
         rotary = tuple(part[:, self.used : end] for part in self.rotary)
         for index, layer in enumerate(self.layers):
             hidden = self._block(index, layer, hidden, rotary, last=index + 1 == len(self.layers))
         self.used = end
         return linear(self._normed(hidden[:, -1], self.norm), *self.head)
+
+    def _step_one(self, ids_B: Tensor) -> Tensor:
+        """``step`` for one token of every row and folded weights: two-dimensional throughout, so fewer views."""
+        place, self.used = self.used, self.used + 1
+        rows, turned = len(ids_B), self.heads + self.kv_heads
+        heads = (rows, turned + self.kv_heads, self.head_dim // 2, 2)
+        rotary = self.rotary[0][:, place]
+        hidden = self.embedding[ids_B]
+        for layer, (keys, values) in zip(self.layers, self.cache, strict=True):
+            x = self._unit(hidden)
+            pairs = torch.view_as_complex(_affine(x, layer.qkv[0]).view(heads))
+            query_key = torch.view_as_real(pairs[:, :turned] * rotary).flatten(-2)
+            keys[:, :, place] = query_key[:, self.heads :]
+            values[:, :, place] = torch.view_as_real(pairs[:, turned:]).flatten(-2)
+            query = query_key[:, : self.heads].unsqueeze(1)
+            end = self.used
+            joined = self._attend_one(query, keys[:, :, :end], values[:, :, :end])[:, 0]
+            hidden = _affine(joined, layer.out, onto=hidden)
+            gate, up = _affine(self._unit(hidden), layer.gate_up[0]).chunk(2, -1)
+            hidden = _affine(silu(gate).mul_(up), layer.down, onto=hidden)
+        return _affine(self._unit(hidden), self.head)
+
+    def _unit(self, x: Tensor) -> Tensor:
+        """RMS norm without its weight, by sqrt(|x|^2 + width x eps) = hypot(|x|, ...) over sqrt(width)."""
+        width = x.shape[-1]
+        length = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+        return x * (width**0.5 / torch.hypot(length, self.floor))
 
     def keep(self, rows: Tensor) -> None:
         """Drops all other rows of the batch."""
@@ -186,6 +216,15 @@ class LlamaDecoder:
             return causal[None, None]
         # A padding position attends to the first places too, so that no row of the softmax is empty.
         return (self.bias_BR[:, None, None, :end] + causal).clamp(min=lowest)
+
+
+def _affine(x: Tensor, projection: Projection, onto: Tensor | None = None) -> Tensor:
+    """The projection of rows [B, in], added to ``onto`` where given."""
+    weight, bias = projection
+    if onto is None:
+        return linear(x, weight, bias)
+    moved = torch.addmm(onto, x, weight.t())
+    return moved if bias is None else moved.add_(bias)
 
 
 def _projected(x: Tensor, parts: tuple[Projection, ...]) -> Tensor:

@@ -3,7 +3,8 @@
     python tests/benchmarks/ppo_iteration.py [--quick] [--size small|large] [--threads N] [--trl PYTHON]
 
 ``--trl`` names the interpreter of an environment with torch 2.13.0, trl 1.12.0 and transformers 4.57.6;
-without it one is made in ``.venv-trl``. The two sides alternate, each in a process of its own.
+without it one is made in ``.venv-trl``. First the losses of both sides are shown to be equal on equal tokens and
+weights. Then the two sides alternate, each in a process of its own.
 """
 
 from __future__ import annotations
@@ -81,6 +82,18 @@ def theirs(python: str, size: str, threads: int) -> float:
     return float(line.split("median")[1].split()[0])
 
 
+def equal_losses(python: str) -> dict[str, float]:
+    """Differences of the two sides' losses; ends the benchmark where they do not compute the same."""
+    from losses import TOLERANCE, compare
+
+    with tempfile.TemporaryDirectory() as folder:
+        differences = compare(python, Path(folder))
+    if max(differences.values()) > TOLERANCE:
+        sys.exit(f"ppo_iteration: losses differ by more than {TOLERANCE:g}: {differences}")
+    print(f"losses differ by at most {max(differences.values()):.1e}", file=sys.stderr)
+    return differences
+
+
 def trl_python() -> str:
     """The interpreter of the environment with TRL, made at the first call."""
     folder = ROOT / ".venv-trl"
@@ -106,6 +119,7 @@ def main() -> None:
     from common import report
 
     python, seconds = args.trl or trl_python(), {"ours": [], "theirs": []}
+    differences = equal_losses(python)
     again = [
         sys.executable,
         __file__,
@@ -127,7 +141,7 @@ def main() -> None:
         seconds["theirs"].append(theirs(python, args.size, args.threads))
     line = report(
         "ppo_iteration", seconds["ours"], seconds["theirs"], TARGETS[args.size, args.threads],
-        "s/iteration", size=args.size, threads=args.threads, trl="1.12.0",
+        "s/iteration", size=args.size, threads=args.threads, trl="1.12.0", differences=differences,
     )  # fmt: skip
     key = "ratio" if args.size == "small" else "ratio_large"
     print(json.dumps({**json.loads(line), key: json.loads(line)["ratio"]}))
