@@ -33,8 +33,8 @@ class Phases:
             self._covered += elapsed
 
     @contextmanager
-    def overlapping(self) -> Iterator[Watch]:
-        """Times calls that run side by side: yields ``watch(name, futures)``, which returns the futures.
+    def overlapping(self, stage: str) -> Iterator[Watch]:
+        """Times calls that run side by side, and their stage: yields ``watch(name, futures)``, which returns these.
 
         A phase lasts from its submission to the end of its last call. The block ends when all have ended;
         exceptions stay in their futures.
@@ -62,7 +62,9 @@ class Phases:
         # A future wakes whoever waits before it calls back.
         for _ in watched:
             noted.acquire()
-        self._covered += time.perf_counter() - begin
+        elapsed = time.perf_counter() - begin
+        self.seconds[stage] += elapsed
+        self._covered += elapsed
 
     def add(self, name: str, seconds: float) -> None:
         """Counts time in which the loop did not wait."""

@@ -155,7 +155,7 @@ class PPOTrial:
 
     def _experience(self, sample: Sample, phases: Phases) -> tuple[Experience, dict[str, float]]:
         whole, values = sample.rollout(self.pad_id), []
-        with phases.overlapping() as watch:
+        with phases.overlapping("scoring") as watch:
             if "critic" in self.groups:
                 call = self.groups["critic"].together(
                     "values", self._context(), self.runtime.share(whole)
@@ -189,7 +189,7 @@ class PPOTrial:
         context = self._context(self.iteration)
         settings = {"critic": self.config.optim.critic, "learner": self.config.optim.policy}
         shared = self.runtime.share(experience)
-        with phases.overlapping() as watch:
+        with phases.overlapping("update") as watch:
             futures = []
             for role in learning:
                 args = (shared, self._settings(settings[role], steps))

@@ -11,8 +11,16 @@ if TYPE_CHECKING:
     import pandas as pd
 
 BUSY = "util/busy_"
-IMBALANCE, WHOLE, CRITICAL = "util/imbalance", "time/iteration", "time/critical_path"
-PHASES = 4
+IMBALANCE, WHOLE = "util/imbalance", "time/iteration"
+# The stages of an iteration follow one another; of those inside a stage the longest decides.
+STAGES = {
+    "rollout_wait": (),
+    "scoring": ("values", "reference", "score"),
+    "update": ("learner", "critic"),
+    "sync": (),
+    "eval": (),
+    "checkpoint": (),
+}
 Row = dict[str, float]
 
 
@@ -42,20 +50,9 @@ def busy_lines(iterations: pd.DataFrame, trials: Sequence[str]) -> list[str]:
             ],
         )
     if WHOLE in measured:
-        critical = ["critical path"] if CRITICAL in measured else []
-        lines += ["", "Mean seconds of an iteration, and its longest phases"][not lines :]
-        lines += _table(
-            ["trial", "seconds", *critical, ""],
-            [
-                [
-                    trial,
-                    _seconds(row.get(WHOLE)),
-                    *(_seconds(row.get(CRITICAL)) for _ in critical),
-                    _phases(row),
-                ]
-                for trial, row in rows.items()
-            ],
-        )
+        lines += ["", "Mean seconds of an iteration, and its critical path"][not lines :]
+        rows_of = [[t, _seconds(row.get(WHOLE)), _path(row)] for t, row in rows.items()]
+        lines += _table(["trial", "seconds", ""], rows_of)
     return lines
 
 
@@ -67,15 +64,22 @@ def _means(iterations: pd.DataFrame, trials: Sequence[str]) -> Iterator[tuple[st
         yield str(trial), {str(k): float(v) for k, v in rows[named].mean().dropna().items()}
 
 
-def _phases(row: Row) -> str:
+def _path(row: Row) -> str:
+    """``rollout_wait 40% -> scoring 10% (reference) -> update 45% (learner, all-reduce 5%) -> sync 2%``."""
     whole = row.get(WHOLE)
     if not whole:
         return "-"
-    names = [n for n in row if n.startswith("time/") and n not in (WHOLE, CRITICAL)]
-    longest = sorted(names, key=lambda name: -row[name])[:PHASES]
-    return ", ".join(
-        f"{name.removeprefix('time/')} {_percent(row[name] / whole)}" for name in longest
-    )
+    steps = []
+    for stage, parts in STAGES.items():
+        seconds = row.get(f"time/{stage}")
+        if not seconds:
+            continue
+        longest = max(parts, key=lambda part: row.get(f"time/{part}", 0.0), default="")
+        reduced = row.get(f"time/allreduce_{longest}")
+        why = [longest, f"all-reduce {_percent(reduced / whole)}" if reduced else ""]
+        inside = f" ({', '.join(filter(None, why))})" if longest else ""
+        steps.append(f"{stage} {_percent(seconds / whole)}{inside}")
+    return " -> ".join(steps)
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:

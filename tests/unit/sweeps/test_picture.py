@@ -109,8 +109,11 @@ def test_busy_shares_are_means_after_the_first_evaluation() -> None:
             "util/busy_learner": [0.9, 0.2, 0.4, None],
             "util/busy_rollout": [0.0, 0.5, 0.5, 0.25],
             "time/iteration": [9.0, 2.0, 2.0, 1.0],
+            "time/rollout_wait": [0.0, 0.5, 0.7, 0.5],
+            "time/update": [9.0, 1.0, 1.0, None],
+            "time/critic": [9.0, 0.4, 0.4, None],
             "time/learner": [9.0, 1.0, 1.0, None],
-            "time/generate": [0.0, 0.5, 0.7, 0.5],
+            "time/allreduce_learner": [0.0, 0.1, 0.1, None],
         }
     )
     assert busy_lines(frame, ["a", "b"]) == [
@@ -119,20 +122,16 @@ def test_busy_shares_are_means_after_the_first_evaluation() -> None:
         "a          50%      30%",
         "b          25%        -",
         "",
-        "Mean seconds of an iteration, and its longest phases",
+        "Mean seconds of an iteration, and its critical path",
         "trial  seconds",
-        "a            2  learner 50%, generate 30%",
-        "b            1  generate 50%",
+        "a            2  rollout_wait 30% -> update 50% (learner, all-reduce 5%)",
+        "b            1  rollout_wait 50%",
     ]
-    more = frame.assign(**{"util/imbalance": 0.1, "time/critical_path": 0.5})
+    more = frame.assign(**{"util/imbalance": 0.1})
     lines = busy_lines(more, ["a"])
     assert lines[:3] == [
         "Mean busy share of the workers of each role, and their imbalance",
         "trial  rollout  learner  imbalance",
         "a          50%      30%        10%",
-    ]
-    assert lines[5:7] == [
-        "trial  seconds  critical path",
-        "a            2            0.5  learner 50%, generate 30%",
     ]
     assert busy_lines(frame[["trial", "iteration"]], ["a"]) == []
