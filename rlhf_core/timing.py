@@ -34,7 +34,7 @@ class Phases:
 
     @contextmanager
     def overlapping(self, stage: str) -> Iterator[Watch]:
-        """Times calls that run side by side, and their stage: yields ``watch(name, futures)``, which returns these.
+        """Times calls side by side and their stage: yields ``watch(name, futures)``, which returns them.
 
         A phase lasts from its submission to the end of its last call. The block ends when all have ended;
         exceptions stay in their futures.

@@ -5,9 +5,14 @@ from __future__ import annotations
 import json
 import platform
 import statistics
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rlhf_core.trial import PPOTrial
 
 VOCABULARY = 1000
 PROMPTS, PROMPT_TOKENS, NEW_TOKENS = 32, 16, 32
@@ -67,6 +72,42 @@ def save_models(folder: Path, size: str) -> dict[str, str]:
     drawn = torch.randint(0, VOCABULARY - 3, (512, PROMPT_TOKENS)).tolist()
     (folder / "prompts.txt").write_text("\n".join(" ".join(f"t{i}" for i in row) for row in drawn))
     return {name: str(folder / name) for name in ("policy", "reward", "prompts.txt")}
+
+
+@contextmanager
+def trial_of(folder: Path, size: str, threads: int) -> Iterator[PPOTrial]:
+    """The trial of the iteration benchmarks, in this process: nine iterations, one evaluation of two prompts.
+
+    Args:
+        folder: An empty folder, for the models.
+        size: One of ``SIZES``.
+        threads: Compute threads.
+    """
+    from rlhf_core.config import resolve_trial
+    from rlhf_core.runtime.local import LocalRuntime
+    from rlhf_core.runtime.placement import plan_trial
+    from rlhf_core.trial import PPOTrial
+
+    made = save_models(folder, size)
+    config = resolve_trial(
+        {
+            "model": {"policy": made["policy"]},
+            "reward": {"model": made["reward"]},
+            "data": {"prompts": made["prompts.txt"]},
+            "rollout": {"prompts_per_iteration": PROMPTS, "max_new_tokens": NEW_TOKENS},
+            "ppo": {"epochs": 2, "minibatches": 1},
+            "resources": {"threads": threads},
+            "budget": {"iterations": 9},
+            "eval": {"every_iterations": 1000, "prompts": 2},
+        },
+        "benchmark",
+    )
+    plan = plan_trial(config)
+    trial = PPOTrial(config, LocalRuntime(config, plan), plan)
+    try:
+        yield trial
+    finally:
+        trial.close()
 
 
 def report(

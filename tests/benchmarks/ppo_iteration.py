@@ -40,33 +40,11 @@ def environment(size: str, threads: int) -> dict[str, str]:
 def ours(size: str, threads: int) -> None:
     """Median seconds of an iteration, as the last line."""
     import torch
-    from common import NEW_TOKENS, PROMPTS, save_models
-
-    from rlhf_core.config import resolve_trial
-    from rlhf_core.runtime.local import LocalRuntime
-    from rlhf_core.runtime.placement import plan_trial
-    from rlhf_core.trial import PPOTrial
+    from common import trial_of
 
     torch.set_num_threads(threads)
-    with tempfile.TemporaryDirectory() as folder:
-        made = save_models(Path(folder), size)
-        config = resolve_trial(
-            {
-                "model": {"policy": made["policy"]},
-                "reward": {"model": made["reward"]},
-                "data": {"prompts": made["prompts.txt"]},
-                "rollout": {"prompts_per_iteration": PROMPTS, "max_new_tokens": NEW_TOKENS},
-                "ppo": {"epochs": 2, "minibatches": 1},
-                "resources": {"threads": threads},
-                "budget": {"iterations": 9},
-                "eval": {"every_iterations": 1000, "prompts": 2},
-            },
-            "benchmark",
-        )
-        plan = plan_trial(config)
-        trial = PPOTrial(config, LocalRuntime(config, plan), plan)
+    with tempfile.TemporaryDirectory() as folder, trial_of(Path(folder), size, threads) as trial:
         seconds = [m.values["time/iteration"] for m in trial if 2 <= m.iteration <= 8]
-        trial.close()
     print(statistics.median(seconds))
 
 
