@@ -128,14 +128,11 @@ def broken_resource_rules(resources: ResourcesConfig, roles: Sequence[str]) -> l
         roles: Roles that the trial uses.
     """
     problems = []
-    for role, reason in (
-        ("learner", "this engine trains on one process"),
-        ("critic", "this engine trains on one process"),
-        ("fused", "fused is one process"),
-    ):
-        workers = getattr(resources.roles, role).workers
-        if workers != 1:
-            problems.append(f"resources.roles.{role}.workers must be 1, but is {workers}: {reason}")
+    workers = resources.roles.fused.workers
+    if workers != 1:
+        problems.append(
+            f"resources.roles.fused.workers must be 1, but is {workers}: fused is one process"
+        )
     for role in (*ROLES, "fused"):
         problems += _broken_amounts(f"resources.roles.{role}", getattr(resources.roles, role))
     labelled = {"resources": resources.labels}

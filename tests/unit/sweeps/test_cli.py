@@ -48,7 +48,7 @@ def test_plan_says_what_fits_and_exits_2_where_nothing_does(
     assert main(["plan", "rehearsal"]) == 0
     out = capsys.readouterr().out
     assert "2 trials of 4 iterations" in out
-    assert "sum 20.1 CPUs, 5 GPUs, 160 GB" in out
+    assert "sum 28.1 CPUs, 7 GPUs, 224 GB" in out
     assert main(["plan", "rehearsal", "--set", "cluster.rehearse.gpus=0"]) == 2
     assert "no node can hold bundle" in capsys.readouterr().out
 
@@ -68,7 +68,9 @@ def test_plan_says_why_no_more_run_and_orders_shapes_by_their_parameter(
 def test_plan_draws_where_the_roles_go_and_sizes_the_object_store(
     builtin_task: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["plan", "rehearsal", "--set", "base.resources.layout=colocated"]) == 0
+    one = [f"base.resources.roles.{role}.workers=1" for role in ("learner", "critic")]
+    one = [part for setting in one for part in ("--set", setting)]
+    assert main(["plan", "rehearsal", "--set", "base.resources.layout=colocated", *one]) == 0
     out = capsys.readouterr().out
     assert "node 0: 32 CPUs, 4 GPUs, 256 GB" in out
     assert "learner 0                1.33  0.333      32  |    ##|" in out
