@@ -93,6 +93,18 @@ class NodeTypeConfig(Group):
     max: int = option(1, "How many there can be, running ones among them.", unit="nodes", ge=1)
 
 
+class ServicesConfig(Group):
+    replacements: int = option(
+        3, "Times a replica of a shared role whose process died is started again.", ge=0, le=1000
+    )
+    timeout_s: float = option(
+        900.0,
+        "A replica that answers nothing for so long, its start included, is given up: trials that ask it fail.",
+        unit="s",
+        gt=0,
+    )
+
+
 class ClusterConfig(Group):
     rehearse: RehearseConfig | None = Field(
         None, description="Ray schedules GPUs that are not there; roles compute on the CPU."
@@ -110,6 +122,7 @@ class ClusterConfig(Group):
     affinity: Literal["none", "node", "gpu_domain", "zone"] | None = option(
         None, "Sets base.resources.affinity; null leaves it."
     )
+    services: ServicesConfig = group(ServicesConfig, "Services for roles with placement 'shared'.")
 
     @model_validator(mode="before")
     @classmethod
