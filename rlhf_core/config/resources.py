@@ -78,8 +78,8 @@ class FrozenResources(WorkerResources):
     )
     merge: bool = option(
         False,
-        "Placement shared: requests of several trials go through the model together, equal to 1e-6 and not bit "
-        "for bit.",
+        "Placement shared: requests of several trials go through the model together, equal to about 1e-6 of "
+        "their size and not bit for bit.",
     )
 
 
