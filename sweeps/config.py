@@ -94,6 +94,12 @@ class NodeTypeConfig(Group):
 
 
 class ServicesConfig(Group):
+    turn: int = option(
+        8,
+        "Chunks that a shared role answers one trial in a row; then it is the next trial's turn.",
+        unit="chunks",
+        ge=1,
+    )
     replacements: int = option(
         3, "Times a replica of a shared role whose process died is started again.", ge=0, le=1000
     )

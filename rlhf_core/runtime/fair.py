@@ -35,10 +35,13 @@ class FairQueue(Generic[T]):
 
     Args:
         most: Rows that may go through the model together; None: requests are not merged.
+        turn: Requests of one turn. Trials that ask at the same time would, one request each, all be done last.
     """
 
-    def __init__(self, most: int | None = None) -> None:
-        self.most = most
+    def __init__(self, most: int | None = None, turn: int = 1) -> None:
+        self.most, self.turn = most, turn
+        # Requests of its turn that the first caller has had served.
+        self._served = 0
         # In the order of their turns; a caller is here while it has requests.
         self._waiting: OrderedDict[str, deque[Request[T]]] = OrderedDict()
 
@@ -57,7 +60,8 @@ class FairQueue(Generic[T]):
         """
         if not self._waiting:
             return []
-        taken = [self._next(next(iter(self._waiting)))]
+        self._served += 1
+        taken = [self._next(next(iter(self._waiting)), stays=self._served < self.turn)]
         room = 0 if self.most is None or taken[0].key is None else self.most - taken[0].size
         passed: set[str] = set()
         while True:
@@ -71,12 +75,18 @@ class FairQueue(Generic[T]):
             else:
                 passed.add(caller)
 
-    def _next(self, caller: str) -> Request[T]:
-        """The caller's first request; its next turn is the last one."""
-        own = self._waiting.pop(caller)
+    def _next(self, caller: str, *, stays: bool = False) -> Request[T]:
+        """The caller's first request; its next turn is the last one, unless its turn goes on."""
+        first = next(iter(self._waiting)) == caller
+        own = self._waiting[caller]
         request = own.popleft()
+        if own and stays:
+            return request
+        del self._waiting[caller]
         if own:
             self._waiting[caller] = own
+        if first:
+            self._served = 0
         return request
 
 

@@ -29,11 +29,11 @@ AT_ONCE = 100_000
 class ServiceActor:
     """A replica. Calls wait in its own queue; Ray restarts it, empty, where its process dies."""
 
-    def __init__(self, order: ServiceOrder, gpus: float) -> None:
+    def __init__(self, order: ServiceOrder, gpus: float, turn: int) -> None:
         if gpus == 0:
             # An actor without GPUs would see all of them.
             os.environ["CUDA_VISIBLE_DEVICES"] = ""
-        self.served = ServedRole(order, gpus)
+        self.served = ServedRole(order, gpus, turn)
 
     async def call(self, role: str, method: str, context: CallContext, *args: Any) -> Any:
         return await asyncio.wrap_future(self.served.call(role, method, context, *args))

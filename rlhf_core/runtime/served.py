@@ -33,12 +33,13 @@ class ServedRole:
     Args:
         order: The role; loaded at the first request, on the thread that computes.
         gpus: GPUs this process was given.
+        turn: Requests that a caller has answered in a row.
     """
 
-    def __init__(self, order: ServiceOrder, gpus: float = 0.0) -> None:
+    def __init__(self, order: ServiceOrder, gpus: float = 0.0, turn: int = 1) -> None:
         self.order, self.gpus = order, gpus
         most = order.config.optim.micro_batch_size if order.merge else None
-        self._queue: FairQueue[Call] = FairQueue(most)
+        self._queue: FairQueue[Call] = FairQueue(most, turn)
         self._meter = Meter()
         self._changed = threading.Condition()
         self._closed = False

@@ -148,7 +148,7 @@ class RayServices:
                     placement_group=group, placement_group_bundle_index=worker.bundle
                 ),
             )
-            actors[name] = options.remote(order, share.gpus)
+            actors[name] = options.remote(order, share.gpus, self.config.turn)
         bundle = plan.bundles[0]
         seat = Seat(
             order.name, order.role, order.fingerprint, tuple(names), bundle.gpus, bundle.cpus

@@ -37,6 +37,14 @@ def test_callers_take_turns_whoever_came_first() -> None:
     assert order == ["a", "b", "c", "a", "b", "a", "a"]
 
 
+def test_a_turn_can_have_several_requests_and_ends_early_where_there_are_no_more() -> None:
+    queue: FairQueue[int] = FairQueue(turn=2)
+    for number, caller in enumerate("aaaaabbbc"):
+        queue.put(Request(caller, 1, "k", number))
+    order = "".join(request.caller for (request,) in _drained(queue))
+    assert order == "aabbcaaba"
+
+
 def test_a_caller_that_comes_late_does_not_wait_for_what_others_have_queued() -> None:
     queue = _queue([("a", 1)] * 100)
     assert [r.caller for r in queue.take()] == ["a"]
