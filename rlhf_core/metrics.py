@@ -174,8 +174,22 @@ def _entries() -> Iterable[Metric]:
         yield m(f"util/busy_{role}", "", "up", "mean", f"Busy share of the {role} workers.", False)
     yield m("cost/episodes", "episodes", "none", "last", "Episodes sampled so far.")
     yield m("cost/tokens", "tokens", "none", "last", "Response tokens sampled so far.")
-    yield m("cost/cpu_seconds", "CPU s", "down", "last", "Reserved CPUs x seconds so far.", False)
-    yield m("cost/gpu_seconds", "GPU s", "down", "last", "Reserved GPUs x seconds so far.", False)
+    yield m(
+        "cost/cpu_seconds",
+        "CPU s",
+        "down",
+        "last",
+        "Reserved CPUs x seconds so far, and a part of services.",
+        False,
+    )
+    yield m(
+        "cost/gpu_seconds",
+        "GPU s",
+        "down",
+        "last",
+        "Reserved GPUs x seconds so far, and a part of services.",
+        False,
+    )
 
 
 CATALOGUE: dict[str, Metric] = {metric.name: metric for metric in _entries()}

@@ -84,4 +84,6 @@ def refusal(shared: SharedRole, nodes: Sequence[Node], trial: PlacementPlan | No
     lack = shortfall(shared.plan, nodes)
     if lack is None and trial is not None:
         lack = shortfall(trial, left(nodes, [shared.plan]))
-    return lack and f"service for the shared {shared.role}: {lack}"
+    if lack is None:
+        return None
+    return f"placement: service for the shared {shared.role}: {lack.removeprefix('placement: ')}"

@@ -114,18 +114,19 @@ def test_a_trial_pays_for_its_part_of_the_services(sweeps: dict[str, Path]) -> N
 @pytest.mark.long
 @pytest.mark.parametrize("merge", [False, True])
 def test_roles_in_processes_share_too(
-    ray_address: str, runner: Any, tmp_path: Path, merge: bool
+    runner: Any, tmp_path: Path, sweeps: dict[str, Path], merge: bool
 ) -> None:
-    curves = []
-    for shared in (False, True):
-        out = tmp_path / str(shared)
-        base = _base("split", shared, **({"merge": merge} if shared else {}))
-        space = {"ppo.kl.coef": {"choice": [0.05, 0.2]}}
-        points = [{"ppo.kl.coef": 0.05}, {"ppo.kl.coef": 0.2}]
-        runner.run({"base": base, "space": space, "search": {"trials": 2, "points": points}}, out)
-        assert analysis.load(out).trials["outcome"].tolist() == ["completed"] * 2
-        curves.append([curve(out / f"trials/{t}/metrics.jsonl") for t in TRIALS[:2]])
-    private, served = curves
+    """The first two trials again, each role in a process of its own."""
+    points = [{"ppo.kl.coef": 0.05}, {"ppo.kl.coef": 0.2}]
+    base = _base("split", shared=True, merge=merge)
+    base["resources"]["roles"]["rollout"] = {"workers": 1}
+    search = {"trials": 2, "points": points}
+    space = {"ppo.kl.coef": {"choice": [0.05, 0.2]}}
+    runner.run({"base": base, "space": space, "search": search}, tmp_path / "run")
+    served, private = (
+        [curve(out / f"trials/{trial}/metrics.jsonl") for trial in TRIALS[:2]]
+        for out in (tmp_path / "run", sweeps["private"])
+    )
     if not merge:
         assert served == private
     # The first evaluation has seen no update that could amplify last bits.
