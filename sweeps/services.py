@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
-from rlhf_core.errors import PlacementError
+from rlhf_core.errors import ConfigError, PlacementError
 from rlhf_core.runtime.placement import Node, PlacementPlan, assign, shortfall
 from rlhf_core.runtime.shared import SharedRole
 from sweeps.load import Loaded, corner_points
@@ -55,12 +56,12 @@ class NoServices:
 
 def asked_at_corners(loaded: Loaded) -> list[SharedRole]:
     """The services that trials at the corners of the space ask for, equally named ones once."""
-    points = [{}, *loaded.config.search.points, *corner_points(loaded.space)]
-    found = {
-        shared.key: shared
-        for point in (points[1:] or points)
-        for shared in loaded.program.services(loaded.base, point)
-    }
+    points = [*loaded.config.search.points, *corner_points(loaded.space)] or [{}]
+    found: dict[str, SharedRole] = {}
+    for point in points:
+        # A trial that is refused asks for nothing.
+        with contextlib.suppress(ConfigError):
+            found |= {s.key: s for s in loaded.program.services(loaded.base, point)}
     return list(found.values())
 
 

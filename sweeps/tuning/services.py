@@ -6,9 +6,10 @@ Neither actors nor groups are detached: they end with the driver's process, howe
 from __future__ import annotations
 
 import contextlib
+import logging
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -32,6 +33,7 @@ from sweeps.decide.replicas import Answered, Died, End, Event, Replicas, Silent,
 from sweeps.record import RunDirectory
 from sweeps.services import left, refusal
 
+logger = logging.getLogger(__name__)
 ASK_EVERY_S = 2.0
 CLOSE_TIMEOUT_S = 8.0
 
@@ -95,6 +97,12 @@ class RayServices:
         running, self._running = self._running, {}
         if not running or not ray.is_initialized():
             return
+        try:
+            self._end(running)
+        except Exception as error:  # noqa: BLE001 - a cluster that is lost must not hide how the sweep ended
+            logger.warning("services could not be ended one by one: %r", error)
+
+    def _end(self, running: Mapping[str, _Service]) -> None:
         for service in running.values():
             for name in service.actors:
                 self._look(service, name, time.monotonic())
