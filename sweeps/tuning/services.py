@@ -83,7 +83,10 @@ class RayServices:
             self._service(shared, None)
 
     def room(self, nodes: Sequence[Node]) -> list[Node]:
-        return left(nodes, [service.plan for service in self._running.values()])
+        rest = list(nodes)
+        for service in self._running.values():
+            rest = _without(rest, service)
+        return rest
 
     def watch(self, now: float) -> None:
         for service in self._running.values():
@@ -216,6 +219,19 @@ class RayServices:
             worker |= {"pid": place["pid"], "gpus": place["gpus"]}
         names = {"service": service.seat.name, "role": service.seat.role}
         return {**names, "fingerprint": service.seat.fingerprint, **record}
+
+
+def _without(nodes: Sequence[Node], service: _Service) -> list[Node]:
+    """What a service leaves: of the nodes where it is, or while that is not known, where it would go."""
+    known = {getattr(node, "id", None): i for i, node in enumerate(nodes)}
+    places = [known.get(place["node"]) for place in service.places.values()]
+    if None in places or len(places) < len(service.plan.bundles):
+        return left(nodes, [service.plan])
+    rest = list(nodes)
+    for bundle, index in zip(service.plan.bundles, places, strict=True):
+        if index is not None:
+            rest[index] = rest[index].without(bundle)
+    return rest
 
 
 @contextlib.contextmanager
