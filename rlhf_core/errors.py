@@ -64,6 +64,10 @@ class RankError(RlhfError, RuntimeError):
     """Another rank of a group failed, ended or did not answer; that rank's own error is the cause."""
 
 
+class ServiceError(RlhfError, RuntimeError):
+    """A service that trials share does not answer, or is not the one that was asked for."""
+
+
 def nearest(name: str, known: Iterable[str], count: int = 3) -> str:
     """Near misses of ``name`` as the tail of an error line, or an empty string."""
     known = list(known)

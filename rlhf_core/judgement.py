@@ -12,6 +12,7 @@ import torch
 
 from rlhf_core.assets import resolve
 from rlhf_core.config import TrialConfig, apply
+from rlhf_core.config.resources import PRIVATE
 from rlhf_core.errors import CheckpointError
 from rlhf_core.evaluation import Scored, sample_and_score
 from rlhf_core.experience import batch_metrics, standard_error
@@ -78,7 +79,9 @@ def judge(config: TrialConfig, store: Store, prompts: int = 256, seed: int = SEE
         CheckpointError: If the trial left no checkpoint.
     """
     # In this process, and with a reference even where the trial had none: the KL is part of the verdict.
-    fused = apply(config, {"resources.layout": "fused", "ppo.kl.measure": True}, "judgement")
+    fused = apply(
+        config, {"resources.layout": "fused", "ppo.kl.measure": True, **PRIVATE}, "judgement"
+    )
     plan = plan_trial(fused)
     trial = PPOTrial(fused, LocalRuntime(fused, plan), plan, store)
     try:

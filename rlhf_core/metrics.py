@@ -186,8 +186,22 @@ def _entries() -> Iterable[Metric]:
     )
     yield m("cost/episodes", "episodes", "none", "last", "Episodes sampled so far.")
     yield m("cost/tokens", "tokens", "none", "last", "Response tokens sampled so far.")
-    yield m("cost/cpu_seconds", "CPU s", "down", "last", "Reserved CPUs x seconds so far.", False)
-    yield m("cost/gpu_seconds", "GPU s", "down", "last", "Reserved GPUs x seconds so far.", False)
+    yield m(
+        "cost/cpu_seconds",
+        "CPU s",
+        "down",
+        "last",
+        "Reserved CPUs x seconds so far, and a part of services.",
+        False,
+    )
+    yield m(
+        "cost/gpu_seconds",
+        "GPU s",
+        "down",
+        "last",
+        "Reserved GPUs x seconds so far, and a part of services.",
+        False,
+    )
 
 
 CATALOGUE: dict[str, Metric] = {metric.name: metric for metric in _entries()}

@@ -68,8 +68,7 @@ class PPOTrial:
         self.config, self.runtime, self.plan, self.store, self.name = (
             config, runtime, plan, store, name,
         )  # fmt: skip
-        present = [role for role in ROLES if plan.group(role)]
-        self.groups = {role: runtime.group(role) for role in present}
+        self.groups = {role: runtime.group(role) for role in config.roles}
         self.trained = [role for role in ("learner", "critic") if role in self.groups]
         assets = resolve(config)
         tokenizer = load_tokenizer(assets.policy)
@@ -90,6 +89,7 @@ class PPOTrial:
             last=config.budget.iterations,
         )
         self.totals = {"episodes": 0.0, "tokens": 0.0, "seconds": 0.0}
+        self.shared_cost = {"gpu_seconds": 0.0, "cpu_seconds": 0.0}
         self._started = time.perf_counter()
         self._saved_at = self._started
         self._best: float | None = None
@@ -261,9 +261,19 @@ class PPOTrial:
         self._started = now
         for name in ("episodes", "tokens"):
             metrics[f"cost/{name}"] = self.totals[name]
-        metrics["cost/cpu_seconds"] = self.totals["seconds"] * self.plan.total("cpus")
-        metrics["cost/gpu_seconds"] = self.totals["seconds"] * self.plan.total("gpus")
+        metrics |= self._cost()
         return IterationMetrics(self.iteration, dict(sorted(metrics.items())))
+
+    def _cost(self) -> dict[str, float]:
+        """The trial's own bundles for as long as it runs, and its part of the services'."""
+        for group in self.groups.values():
+            for what, amount in group.charged(self.name).items():
+                self.shared_cost[what] += amount
+        own = {
+            "gpu_seconds": self.totals["seconds"] * self.plan.total("gpus"),
+            "cpu_seconds": self.totals["seconds"] * self.plan.total("cpus"),
+        }
+        return {f"cost/{what}": own[what] + shared for what, shared in self.shared_cost.items()}
 
     def _busy(self, elapsed: float) -> dict[str, float]:
         """Busy shares of the roles, and how unevenly the nodes of the rollouts work."""
@@ -296,6 +306,7 @@ class PPOTrial:
             "kl_coef": self.kl.coef,
             "norm": dataclasses.asdict(self.norm),
             "totals": dict(self.totals),
+            "shared_cost": dict(self.shared_cost),
             "best": self._best,
         }
 
@@ -306,6 +317,7 @@ class PPOTrial:
         self.kl = KLController(float(state["kl_coef"]), controller.target, controller.horizon)
         self.norm = RunningNorm(**state["norm"])
         self.totals = {key: float(value) for key, value in state["totals"].items()}
+        self.shared_cost |= state.get("shared_cost", {})
         self._best = state["best"]
         self._evaluated = True
 

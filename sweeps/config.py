@@ -93,6 +93,24 @@ class NodeTypeConfig(Group):
     max: int = option(1, "How many there can be, running ones among them.", unit="nodes", ge=1)
 
 
+class ServicesConfig(Group):
+    turn: int = option(
+        8,
+        "Chunks that a shared role answers one trial in a row; then it is the next trial's turn.",
+        unit="chunks",
+        ge=1,
+    )
+    replacements: int = option(
+        3, "Times a replica of a shared role whose process died is started again.", ge=0, le=1000
+    )
+    timeout_s: float = option(
+        900.0,
+        "A replica that answers nothing for so long, its start included, is given up: trials that ask it fail.",
+        unit="s",
+        gt=0,
+    )
+
+
 class ClusterConfig(Group):
     rehearse: RehearseConfig | None = Field(
         None, description="Ray schedules GPUs that are not there; roles compute on the CPU."
@@ -110,6 +128,7 @@ class ClusterConfig(Group):
     affinity: Literal["none", "node", "gpu_domain", "zone"] | None = option(
         None, "Sets base.resources.affinity; null leaves it."
     )
+    services: ServicesConfig = group(ServicesConfig, "Services for roles with placement 'shared'.")
 
     @model_validator(mode="before")
     @classmethod

@@ -21,6 +21,7 @@ from sweeps.decide.waiting import GiveUp, Look, Looked, Pending, Tell, Waiting, 
 from sweeps.load import Loaded
 from sweeps.outcomes import Outcome, State
 from sweeps.record import RunDirectory
+from sweeps.services import NoServices, Services
 
 # Keys of Tune's result that belong to the protocol between trial and driver, not to the metrics.
 PROTOCOL = ("outcome", "reason", "traceback", "placement", "durations", "iteration")
@@ -42,6 +43,7 @@ class TrialRecord:
     retries: int = 0
     times: dict[str, float] = field(default_factory=dict)
     durations: dict[str, float] = field(default_factory=dict)
+    services: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     @property
     def began(self) -> float | None:
@@ -79,6 +81,7 @@ class SweepDriver:
         study: Proposes parameters.
         nodes: What the cluster offers, for the check that a trial can ever be placed.
         max_concurrent: Trials that may run at the same time.
+        services: Serve the roles that trials share; by default nobody does.
     """
 
     def __init__(
@@ -88,9 +91,11 @@ class SweepDriver:
         study: Any,
         nodes: list[Node],
         max_concurrent: int,
+        services: Services | None = None,
     ) -> None:
         self.loaded, self.directory, self.study, self.nodes = loaded, directory, study, nodes
         self.max_concurrent = max_concurrent
+        self.services = services or NoServices()
         self.records: dict[str, TrialRecord] = {}
         self.interrupted = False
         self.cluster_lost = False
@@ -128,7 +133,7 @@ class SweepDriver:
                 record = TrialRecord(f"t{len(self.records):04d}", number, params)
                 self.records[record.trial] = record
                 self._enter(record)
-                refusal = self._refusal(params)
+                refusal = self._refusal(params) or self._serve(record)
                 if refusal is None:
                     return record
                 self.end(record.trial, Outcome.INFEASIBLE, refusal)
@@ -153,7 +158,19 @@ class SweepDriver:
         found = self.loaded.program.check(self.loaded.base, params)
         if found:
             return found[0]
-        return shortfall(self.loaded.program.placement(self.loaded.base, params), self.nodes)
+        plan = self.loaded.program.placement(self.loaded.base, params)
+        return shortfall(plan, self.services.room(self.nodes))
+
+    def _serve(self, record: TrialRecord) -> str | None:
+        """Finds or starts the services of a trial, or says why it cannot have them."""
+        program, base = self.loaded.program, self.loaded.base
+        asked = program.services(base, record.params)
+        try:
+            plan = program.placement(base, record.params)
+            record.services = self.services.seats(asked, plan)
+        except ConfigError as error:
+            return error.problems[0]
+        return None
 
     # What waits for a place
 
@@ -186,9 +203,10 @@ class SweepDriver:
         plan = self.loaded.program.placement(self.loaded.base, self.records[trial].params)
         if group_request(plan)["bundles"] not in view.asked:
             return Looked(trial, None, "")
-        absent = find_shortfall(plan, view.live)
+        absent = find_shortfall(plan, self.services.room(view.live))
         if absent is not None:
-            return Looked(trial, shortfall(plan, view.possible), f"new nodes: {absent.what}", False)
+            never = shortfall(plan, self.services.room(view.possible))
+            return Looked(trial, never, f"new nodes: {absent.what}", False)
         busy = find_shortfall(plan, view.free)
         return Looked(trial, None, f"room: {busy.what}" if busy else "room")
 

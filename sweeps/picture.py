@@ -31,6 +31,20 @@ def planned(plan: PlacementPlan, place: Sequence[int]) -> dict[str, Any]:
     return record
 
 
+def with_services(record: Record, services: Sequence[Record]) -> dict[str, Any]:
+    """The record of a trial with the bundles of its services beside its own, as ``draw_trial`` takes it."""
+    bundles, workers = list(record.get("bundles") or []), list(record.get("workers") or [])
+    count = itertools.count()
+    for service in services:
+        index = {bundle["index"]: f"s{next(count)}" for bundle in service["bundles"]}
+        bundles += [{**b, "index": index[b["index"]], "shared": True} for b in service["bundles"]]
+        workers += [
+            {**w, "bundle": index[w["bundle"]], "shared": True}
+            for w in service.get("workers") or []
+        ]
+    return {**record, "bundles": bundles, "workers": workers}
+
+
 def numbered(nodes: Sequence[Node]) -> list[dict[str, Any]]:
     """Nodes as ``draw_trial`` takes them, with their positions as ids."""
     return [{**asdict(node), "id": str(i)} for i, node in enumerate(nodes)]
@@ -49,10 +63,12 @@ def draw_trial(trial: str, record: Record, nodes: Sequence[Record]) -> list[str]
     nodes = [node for node in nodes if node.get("id")]
     used = [node for node in nodes if node["id"] in bundles]
     strategy, layout = record.get("strategy", "?"), record.get("layout", "?")
-    count = sum(map(len, bundles.values()))
+    placed = [bundle for found in bundles.values() for bundle in found]
+    shared = sum(bool(bundle.get("shared")) for bundle in placed)
+    beside = f" and {shared} shared" if shared else ""
     lines = [
-        f"{trial + ': ' if trial else ''}layout {layout}, {strategy}, {amount(count, 'bundle')} on {len(used)} of "
-        f"{amount(len(nodes), 'node')}"
+        f"{trial + ': ' if trial else ''}layout {layout}, {strategy}, "
+        f"{amount(len(placed) - shared, 'bundle')}{beside} on {len(used)} of {amount(len(nodes), 'node')}"
     ]
     for node in used:
         lines += ["", _node_line(node), *_rows(record, bundles[node["id"]], node)]
@@ -73,6 +89,7 @@ def draw_trials(
         states: ``{trial: a word}``.
     """
     lines: list[str] = []
+    width = max(6, *(len(trial) for trial in records))
     for node in (node for node in nodes if node.get("id")):
         lines += ["", _node_line(node)]
         found = False
@@ -80,7 +97,7 @@ def draw_trials(
             bundles = _by_node(record, nodes).get(node["id"], [])
             if bundles:
                 found = True
-                head = f"  {trial:<6} {states.get(trial, ''):<11} "
+                head = f"  {trial:<{width}} {states.get(trial, ''):<11} "
                 text = " | ".join(_short(record, bundles))
                 lines += textwrap.wrap(
                     text, WIDTH, initial_indent=head, subsequent_indent=" " * len(head)
@@ -145,7 +162,8 @@ def _holds(bundle: Record, worker: Record) -> str:
         return str(bundle.get("owner", "-"))[:22]
     if len(worker.get("roles") or []) > 1:
         return "all roles"
-    return f"{worker['name']} {worker['index']}"[:22]
+    shared = " (shared)" if worker.get("shared") else ""
+    return f"{worker['name']} {worker['index']}{shared}"[:22]
 
 
 class _Devices:

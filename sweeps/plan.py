@@ -17,6 +17,7 @@ from rlhf_core.runtime.placement import (
     trials_at_once,
 )
 from sweeps.load import Loaded, corner_points
+from sweeps.services import asked_at_corners, left, refusal
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,16 @@ class Shape:
 
 
 @dataclass(frozen=True)
+class ServiceShape:
+    """A service that trials of the sweep ask for; fields as in ``Shape``."""
+
+    role: str
+    plan: PlacementPlan
+    place: tuple[int, ...] | None
+    shortfall: str | None
+
+
+@dataclass(frozen=True)
 class SweepPlan:
     """The sweep in numbers.
 
@@ -50,7 +61,8 @@ class SweepPlan:
         limit: Why no more of them, in words.
         trials: Trials asked for.
         iterations: Budget of a trial, or None where the program has none.
-        nodes: What was planned against.
+        nodes: What was planned against, services included.
+        services: What serves the roles that trials share.
         store: What a trial keeps in the object store; None: not known yet.
     """
 
@@ -60,6 +72,7 @@ class SweepPlan:
     trials: int
     iterations: int | None
     nodes: tuple[Node, ...] = ()
+    services: tuple[ServiceShape, ...] = ()
     store: StoreNeed | None = None
 
     @property
@@ -70,13 +83,16 @@ class SweepPlan:
     @property
     def problems(self) -> list[str]:
         """Placements that fit nowhere."""
-        return [shape.shortfall for shape in self.shapes if shape.shortfall is not None]
+        lacks = [service.shortfall for service in self.services]
+        lacks += [shape.shortfall for shape in self.shapes]
+        return [lack for lack in lacks if lack is not None]
 
 
 def plan_sweep(loaded: Loaded, nodes: Sequence[Node]) -> SweepPlan:
     """Plans against the given nodes."""
-    shapes = tuple(_shapes(loaded, nodes))
-    at_once, limit = _concurrency(loaded, shapes)
+    services, rest = _services(loaded, nodes)
+    shapes = tuple(_shapes(loaded, rest))
+    at_once, limit = _concurrency(loaded, shapes, sum(len(s.plan.workers) for s in services))
     return SweepPlan(
         shapes=shapes,
         max_concurrent=at_once,
@@ -84,6 +100,7 @@ def plan_sweep(loaded: Loaded, nodes: Sequence[Node]) -> SweepPlan:
         trials=loaded.config.search.trials,
         iterations=loaded.program.iterations(loaded.base),
         nodes=tuple(nodes),
+        services=tuple(services),
         store=loaded.program.store_need(loaded.base, (corner_points(loaded.space) or [{}])[0]),
     )
 
@@ -100,6 +117,17 @@ def spill_note(plan: SweepPlan) -> str | None:
         f"batch of {plan.store.batch / GB:.2g} GB each, with a margin): older weights would spill to disk; start "
         "Ray with a larger --object-store-memory, or lower search.max_concurrent"
     )
+
+
+def _services(loaded: Loaded, nodes: Sequence[Node]) -> tuple[list[ServiceShape], list[Node]]:
+    """The services, which come first, and what they leave of the nodes."""
+    found, rest = [], list(nodes)
+    for shared in asked_at_corners(loaded):
+        lack = refusal(shared, rest, None)
+        place = None if lack else assign(shared.plan, rest)
+        found.append(ServiceShape(shared.role, shared.plan, tuple(place) if place else None, lack))
+        rest = left(rest, [shared.plan])
+    return found, rest
 
 
 def _shapes(loaded: Loaded, nodes: Sequence[Node]) -> list[Shape]:
@@ -128,8 +156,8 @@ def _order(shape: Shape) -> list[tuple[str, bool, float, str]]:
     ]
 
 
-def _concurrency(loaded: Loaded, shapes: Sequence[Shape]) -> tuple[int, str]:
-    """How many trials run at once, and what sets that number."""
+def _concurrency(loaded: Loaded, shapes: Sequence[Shape], replicas: int) -> tuple[int, str]:
+    """How many trials run at once beside the replicas of services, and what sets that number."""
     trials, asked = loaded.config.search.trials, loaded.config.search.max_concurrent
     limits = [
         (trials, "there are no more"),
@@ -141,6 +169,6 @@ def _concurrency(loaded: Loaded, shapes: Sequence[Shape]) -> tuple[int, str]:
         # Logical GPUs share real cores: more processes than cores would only slow each other down.
         cores, each = os.cpu_count() or 1, max(1, loaded.program.processes(loaded.base, {}))
         reason = f"{cores} real cores compute, {each} busy for each trial (search.max_concurrent changes it)"
-        limits.append((cores // each, reason))
+        limits.append(((cores - replicas) // each, reason))
     count, reason = min(limits, key=lambda limit: limit[0])
     return max(1, count), reason

@@ -123,6 +123,14 @@ class RunDirectory:
     def write_placement(self, trial: str, placement: Mapping[str, Any]) -> None:
         self._put(f"trials/{trial}/placement.json", placement)
 
+    def write_service(self, name: str, record: Mapping[str, Any]) -> None:
+        """``placement.json`` of a service that trials share."""
+        self._put(f"services/{name}/placement.json", record)
+
+    def service_event(self, line: Mapping[str, Any]) -> None:
+        """Appends to ``services.jsonl``."""
+        self.store.append("services.jsonl", strict_json({"time": time.time(), **line}))
+
     def ledger(self, line: Mapping[str, Any]) -> None:
         """Appends to ``trials.jsonl``."""
         self.store.append("trials.jsonl", strict_json({"time": time.time(), **line}))

@@ -18,6 +18,7 @@ from sweeps.load import Loaded, corner_points, load_sweep
 from sweeps.plan import SweepPlan, plan_sweep, spill_note
 from sweeps.record import RunDirectory, check_target, storage_root
 from sweeps.results import Results, write_results
+from sweeps.services import asked_at_corners
 from sweeps.signals import sigterm_interrupts
 from sweeps.stages import stages
 from sweeps.terminal import print_notes
@@ -130,6 +131,7 @@ class Sweep:
     def _drive(self, directory: Path, nodes: list[Node], console: Console) -> SweepDriver:
         """Runs the trials on the connected cluster."""
         from sweeps.tuning import cluster, runner
+        from sweeps.tuning.services import serving
         from sweeps.tuning.study import Study
 
         config, program, base = self.loaded.config, self.loaded.program, self.loaded.base
@@ -145,13 +147,18 @@ class Sweep:
             self.loaded.space,
             lambda params: program.check(base, params),
         )
-        driver = SweepDriver(self.loaded, record, study, list(plan.nodes), plan.max_concurrent)
         checkpoints = storage_root(directory, config.storage.checkpoints)
         asked = [group_request(plan.shapes[0].plan)] * plan.max_concurrent
+        asked += [group_request(service.plan) for service in plan.services]
         with (
             cluster.prewarmed(asked if config.cluster.prewarm else []),
+            serving(config.cluster.services, record, plan.nodes) as services,
             LiveView(console, plan.iterations, config.tracking.print_every_s) as view,
         ):
+            services.start(asked_at_corners(self.loaded))
+            driver = SweepDriver(
+                self.loaded, record, study, list(plan.nodes), plan.max_concurrent, services
+            )
             runner.run(driver, checkpoints, view)
             view.refresh(driver, now_or_never=True)
         return driver

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from rlhf_core.assets import problems, task_folder
-from rlhf_core.config import TrialConfig, flatten, load_trial
+from rlhf_core.config import TrialConfig, apply, flatten, load_trial
+from rlhf_core.config.resources import PRIVATE
 from rlhf_core.errors import ConfigError, PlacementError
 from rlhf_core.metrics import IterationMetrics
 from rlhf_core.runtime.placement import group_request, plan_trial, shortfall
@@ -32,6 +33,7 @@ def train(
 
     Layout ``fused`` runs in this process. Every other layout runs on a Ray of its own; where this
     machine has not the GPUs that the roles ask for, they are logical and the roles compute on the CPU.
+    Roles that a sweep would share are the trial's own: the numbers are those of a service that does not merge.
 
     Args:
         config: The trial.
@@ -42,6 +44,7 @@ def train(
     Raises:
         ConfigError: If something the trial reads is missing, or ``out`` holds another trial.
     """
+    config = apply(config, PRIVATE)
     found = problems(config)
     if found:
         raise ConfigError(found)

@@ -8,10 +8,18 @@ from typing import Literal
 
 from pydantic import PositiveFloat
 
-from rlhf_core.config.fields import Group, group, option
+from rlhf_core.config.fields import Group, group, in_vain, option
 from rlhf_core.errors import nearest
 
 ROLES = ("rollout", "learner", "critic", "reference", "reward")
+# Roles that are never trained, so that one service can serve many trials.
+FROZEN = ("reference", "reward")
+# What a trial without a sweep around it runs with.
+PRIVATE = {
+    f"resources.roles.{role}.{key}": value
+    for role in FROZEN
+    for key, value in (("placement", "trial"), ("merge", False))
+}
 Labels = dict[str, str | tuple[str, ...]]
 EPS = 1e-9
 _LABEL_KEY = re.compile(r"([a-z0-9][a-z0-9.-]*/)?[A-Za-z0-9]([\w.-]{0,61}[A-Za-z0-9])?")
@@ -62,12 +70,25 @@ class LearnerResources(WorkerResources):
     cpus: float = option(4.0, "CPUs of each worker.", unit="CPUs", ge=0)
 
 
+class FrozenResources(WorkerResources):
+    placement: Literal["trial", "shared"] = option(
+        "trial",
+        "trial: workers of the trial's own; shared: one service of the sweep answers every trial whose models are "
+        "equal, with `workers` replicas.",
+    )
+    merge: bool = option(
+        False,
+        "Placement shared: requests of several trials go through the model together, equal to about 1e-6 of "
+        "their size and not bit for bit.",
+    )
+
+
 class RoleResources(Group):
     rollout: RolloutResources = group(RolloutResources, "Rollout workers.")
     learner: LearnerResources = group(LearnerResources, "Learner.")
     critic: WorkerResources = group(WorkerResources, "Critic.")
-    reference: WorkerResources = group(WorkerResources, "Reference.")
-    reward: WorkerResources = group(WorkerResources, "Reward.")
+    reference: FrozenResources = group(FrozenResources, "Reference.")
+    reward: FrozenResources = group(FrozenResources, "Reward.")
     fused: LearnerResources = group(LearnerResources, "The one process of layout fused.")
 
 
@@ -119,6 +140,10 @@ class ResourcesConfig(Group):
     )
     roles: RoleResources = group(RoleResources, "What each worker of each role is given.")
 
+    def is_shared(self, role: str) -> bool:
+        """Whether a service of the sweep has the role."""
+        return role in FROZEN and getattr(self.roles, role).placement == "shared"
+
 
 def broken_resource_rules(resources: ResourcesConfig, roles: Sequence[str]) -> list[str]:
     """Rules between the options that ``resources`` breaks, one line each.
@@ -127,7 +152,8 @@ def broken_resource_rules(resources: ResourcesConfig, roles: Sequence[str]) -> l
         resources: The trial's resources.
         roles: Roles that the trial uses.
     """
-    problems = []
+    problems = _broken_services(resources)
+    roles = [role for role in roles if not resources.is_shared(role)]
     workers = resources.roles.fused.workers
     if workers != 1:
         problems.append(
@@ -149,6 +175,20 @@ def broken_resource_rules(resources: ResourcesConfig, roles: Sequence[str]) -> l
         problems.append(
             "resources.affinity 'node' and resources.strategy 'STRICT_SPREAD' exclude each other; change one"
         )
+    return problems
+
+
+def _broken_services(resources: ResourcesConfig) -> list[str]:
+    problems = []
+    for role in FROZEN:
+        worker: FrozenResources = getattr(resources.roles, role)
+        key = f"resources.roles.{role}"
+        if worker.placement == "trial":
+            off = f"{key}.placement 'shared', but that is 'trial'"
+            problems += in_vain(worker, ("merge",), f"{key}.", off)
+        else:
+            off = f"{key}.placement 'trial', but that is 'shared'"
+            problems += in_vain(worker, ("share",), f"{key}.", off)
     return problems
 
 

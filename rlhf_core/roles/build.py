@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from rlhf_core.assets import resolve
+from rlhf_core.assets import Assets, resolve
 from rlhf_core.config.trial import TrialConfig
 from rlhf_core.roles.critic import CriticRole
 from rlhf_core.roles.learner import LearnerRole
@@ -23,6 +23,8 @@ _KINDS: dict[str, Any] = {
 }
 
 
-def build_role(name: str, config: TrialConfig, device: torch.device) -> Any:
-    """The role ``name`` with its models loaded."""
-    return _KINDS[name](config, resolve(config), device)
+def build_role(
+    name: str, config: TrialConfig, device: torch.device, assets: Assets | None = None
+) -> Any:
+    """The role ``name`` with its models loaded, by default those that ``config`` names."""
+    return _KINDS[name](config, assets or resolve(config), device)

@@ -122,6 +122,13 @@ class RoleGroup:
             future.add_done_callback(done)
         return joint
 
+    def charged(self, caller: str) -> dict[str, float]:
+        """``gpu_seconds`` and ``cpu_seconds`` of a service for this caller since it last asked.
+
+        Empty where the workers are in the trial's own bundles, whose whole time is its cost.
+        """
+        return {}
+
     def scatter(
         self, method: str, calls: Sequence[tuple[CallContext, tuple[Any, ...]]]
     ) -> list[Future[Any]]:

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from rlhf_core.assets import Assets
 from rlhf_core.config.trial import TrialConfig
 from rlhf_core.errors import RlhfError
 from rlhf_core.models.load import pick_device
@@ -27,10 +28,17 @@ class RoleHost:
         config: The trial whose models and threads the process uses.
         roles: Roles to host; each is built at its first call.
         gpus: GPUs the process was given.
+        assets: What the roles read; None: what ``config`` names.
     """
 
-    def __init__(self, config: TrialConfig, roles: Sequence[str], gpus: float = 0.0) -> None:
-        self.config = config
+    def __init__(
+        self,
+        config: TrialConfig,
+        roles: Sequence[str],
+        gpus: float = 0.0,
+        assets: Assets | None = None,
+    ) -> None:
+        self.config, self.assets = config, assets
         self.names = tuple(roles)
         self.device = pick_device(config.model.device, gpus)
         torch.set_num_threads(config.resources.threads)
@@ -46,7 +54,7 @@ class RoleHost:
             raise RlhfError(f"host: this process hosts {', '.join(self.names)}, not {name!r}")
         if name not in self._roles:
             with _LOADING:
-                self._roles[name] = build_role(name, self.config, self.device)
+                self._roles[name] = build_role(name, self.config, self.device, self.assets)
         return self._roles[name]
 
     def call(self, role: str, method: str, context: CallContext, *args: Any) -> Any:

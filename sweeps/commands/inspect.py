@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlhf_core.errors import ConfigError, nearest
-from sweeps.picture import draw_trial, draw_trials
+from sweeps.picture import draw_trial, draw_trials, with_services
 from sweeps.terminal import make_console
 
 if TYPE_CHECKING:
@@ -56,25 +56,37 @@ def _directory(directory: Path, trial: str | None) -> Iterator[str]:
     if not chosen:
         yield f"no trial of {directory} has been placed yet"
         return
+    services = _services(directory)
     if len(chosen) == 1:
-        yield from draw_trial(chosen[0], records[chosen[0]], nodes)
+        named = (records[chosen[0]].get("services") or {}).values()
+        mine = [services[name] for name in named if name in services]
+        yield from draw_trial(chosen[0], with_services(records[chosen[0]], mine), nodes)
     else:
-        yield from draw_trials(records, nodes, _states(sweep))
+        states = {**dict.fromkeys(services, "shared"), **_states(sweep)}
+        yield from draw_trials({**services, **records}, nodes, states)
     found = busy_lines(sweep.iterations, chosen)
     yield from ["", *found] if found else []
 
 
 def _placements(directory: Path, sweep: Sweep) -> dict[str, dict[str, Any]]:
     """What each trial's ``placement.json`` holds, where it is there and whole."""
-    records = {}
-    for trial in map(str, sweep.trials.index):
+    folders = [directory / "trials" / str(trial) for trial in sweep.trials.index]
+    return dict(_read(folders))
+
+
+def _services(directory: Path) -> dict[str, dict[str, Any]]:
+    """The same of each service that trials share."""
+    return dict(_read(sorted((directory / "services").glob("*"))))
+
+
+def _read(folders: Iterable[Path]) -> Iterator[tuple[str, dict[str, Any]]]:
+    for folder in folders:
         try:
-            found = json.loads((directory / f"trials/{trial}/placement.json").read_text("utf-8"))
+            found = json.loads((folder / "placement.json").read_text("utf-8"))
         except (OSError, ValueError):
             continue
         if isinstance(found, dict) and found.get("bundles"):
-            records[trial] = found
-    return records
+            yield folder.name, found
 
 
 def _states(sweep: Sweep) -> dict[str, str]:

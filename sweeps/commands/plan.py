@@ -8,14 +8,12 @@ from typing import TYPE_CHECKING, Any
 from rlhf_core.errors import ConfigError
 from rlhf_core.runtime.object_store import VERSIONS
 from sweeps.commands.overrides import add_set_option, parse_overrides
-from sweeps.picture import amount, draw_trial, numbered, planned
+from sweeps.picture import amount, draw_trial, numbered, planned, with_services
 from sweeps.terminal import make_console, print_notes
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from rlhf_core.runtime.placement import Bundle, Node
-    from sweeps.plan import Shape, SweepPlan
+    from rlhf_core.runtime.placement import Bundle
+    from sweeps.plan import ServiceShape, Shape, SweepPlan
     from sweeps.sweep import Sweep
 
 
@@ -43,8 +41,10 @@ def run(args: argparse.Namespace) -> int:
     )
     print_notes(console, [*sweep.notes(), *filter(None, [spill_note(plan)])])
     for shape in plan.shapes:
-        for line in [*_picture(shape, plan.nodes), _shape_line(shape)]:
+        for line in [*_picture(shape, plan), _shape_line(shape)]:
             console.print(Text(line), soft_wrap=True)
+    for service in plan.services:
+        console.print(Text(_service_line(service)), soft_wrap=True)
     console.print(Text(_store_line(plan)), soft_wrap=True)
     for problem in plan.problems:
         console.print(f"[red]{problem}[/red]", soft_wrap=True)
@@ -63,17 +63,28 @@ def _plan(sweep: Sweep) -> SweepPlan:
         return sweep.plan(nodes)
 
 
-def _picture(shape: Shape, nodes: Sequence[Node]) -> list[str]:
-    """The bundles on their nodes, or in a list where they fit nowhere."""
+def _picture(shape: Shape, plan: SweepPlan) -> list[str]:
+    """The bundles on their nodes, those of services beside them; or in a list where they fit nowhere."""
     title = ", ".join(f"{k} = {v}" for k, v in shape.params.items()) or "every trial"
     if shape.place is not None:
-        return [title, *draw_trial("", planned(shape.plan, shape.place), numbered(nodes))]
+        services = [planned(s.plan, s.place) for s in plan.services if s.place is not None]
+        record = with_services(planned(shape.plan, shape.place), services)
+        return [title, *draw_trial("", record, numbered(plan.nodes))]
     bundles = [f"  bundle {i}  {b.owner}: {_needs(b)}" for i, b in enumerate(shape.plan.bundles)]
     return [title, f"layout {shape.plan.layout}, {shape.plan.strategy}, fits nowhere", *bundles]
 
 
 def _needs(bundle: Bundle) -> str:
     return ", ".join(f"{value:g} {unit}" for unit, value in bundle.amounts().items() if value)
+
+
+def _service_line(service: ServiceShape) -> str:
+    """What a service reserves for the whole sweep."""
+    total = service.plan.total
+    return (
+        f"shared {service.role}: {amount(len(service.plan.workers), 'replica')} for all trials, "
+        f"{amount(total('cpus'), 'CPU')}, {amount(total('gpus'), 'GPU')}, {total('memory_gb'):g} GB"
+    )
 
 
 def _store_line(plan: SweepPlan) -> str:

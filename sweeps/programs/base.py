@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
 import yaml
@@ -13,6 +13,7 @@ from rlhf_core.errors import ConfigError
 from rlhf_core.metrics import IterationMetrics
 from rlhf_core.runtime.object_store import StoreNeed
 from rlhf_core.runtime.placement import PlacementPlan
+from rlhf_core.runtime.shared import SharedRole
 from rlhf_core.store import Store
 from rlhf_core.tasks.recipe import Progress
 
@@ -27,6 +28,7 @@ class TrialContext:
         params: ``{dotted key: value}`` of this trial.
         store: Its own store; a trial that finds a checkpoint there goes on from it.
         placement_group: Ray's group with the bundles of ``TrialProgram.placement``, or None outside Ray.
+        services: ``{role: a ray_service.Seat as plain values}`` of what ``TrialProgram.services`` asked for.
     """
 
     trial: str
@@ -34,6 +36,7 @@ class TrialContext:
     params: Mapping[str, Any]
     store: Store
     placement_group: Any = None
+    services: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
 
 @runtime_checkable
@@ -78,6 +81,12 @@ class TrialProgram(Protocol):
     def start(self, context: TrialContext) -> RunningTrial:
         """Starts a trial, from its latest checkpoint where there is one."""
         ...
+
+    def services(
+        self, base: Mapping[str, Any], params: Mapping[str, Any]
+    ) -> tuple[SharedRole, ...]:
+        """Roles of a trial that the sweep is to serve, equal ones once for all trials."""
+        return ()
 
     def check(self, base: Mapping[str, Any], params: Mapping[str, Any]) -> list[str]:
         """Problems of a configuration, one line each."""

@@ -14,6 +14,7 @@ from rlhf_core.errors import ConfigError
 from rlhf_core.metrics import IterationMetrics, names_under
 from rlhf_core.runtime.object_store import StoreNeed, store_need
 from rlhf_core.runtime.placement import PlacementPlan, plan_trial
+from rlhf_core.runtime.shared import SharedRole, shared_roles
 from rlhf_core.store import Store
 from rlhf_core.tasks.folder import finished_or_absent
 from rlhf_core.tasks.recipe import Progress
@@ -70,6 +71,11 @@ class PPOProgram(TrialProgram):
     def placement(self, base: Mapping[str, Any], params: Mapping[str, Any]) -> PlacementPlan:
         return plan_trial(trial_config(base, params))
 
+    def services(
+        self, base: Mapping[str, Any], params: Mapping[str, Any]
+    ) -> tuple[SharedRole, ...]:
+        return shared_roles(trial_config(base, params))
+
     def processes(self, base: Mapping[str, Any], params: Mapping[str, Any]) -> int:
         config = trial_config(base, params)
         return len(plan_trial(config).workers) * config.resources.threads
@@ -115,7 +121,7 @@ class RunningPPO:
         # Imported where a trial runs: the driver of a sweep needs no torch.
         from rlhf_core.trial import PPOTrial
 
-        self.plan = plan_trial(config)
+        self.plan, self.services = plan_trial(config), context.services
         self.runtime = self._runtime(config, context)
         try:
             self.trial = PPOTrial(config, self.runtime, self.plan, context.store, context.trial)
@@ -125,6 +131,22 @@ class RunningPPO:
             raise
 
     def _runtime(self, config: TrialConfig, context: TrialContext) -> Any:
+        missing = [s.role for s in shared_roles(config) if s.role not in context.services]
+        if missing:
+            raise ConfigError(
+                f"resources.roles.{missing[0]}.placement 'shared' needs a sweep, which starts the service; "
+                "run the trial in one, or use 'trial'"
+            )
+        if not context.services:
+            return self._own(config, context)
+        from rlhf_core.runtime.ray_service import Seat, WithServices, connect_services
+
+        seats = {role: Seat.from_dict(seat) for role, seat in context.services.items()}
+        # Connected first: a service that does not answer leaves nothing to be ended.
+        shared = connect_services(seats)
+        return WithServices(self._own(config, context), shared)
+
+    def _own(self, config: TrialConfig, context: TrialContext) -> Any:
         if config.resources.layout == "fused":
             from rlhf_core.runtime.local import LocalRuntime
 
@@ -147,7 +169,8 @@ class RunningPPO:
 
     def placement(self) -> dict[str, Any]:
         record = getattr(self.runtime, "placement", self.plan.as_dict)
-        return dict(record())
+        names = {role: seat["name"] for role, seat in self.services.items()}
+        return {**record(), "services": names}
 
     def save_model(self, folder: Path) -> None:
         """Writes the policy with its tokenizer as an ordinary Hugging Face folder.

@@ -69,7 +69,8 @@ class SweepSearcher(_Plugin, Searcher):
     def suggest(self, trial_id: str) -> Any:
         record = self.driver.next_trial()
         if record is not None:
-            return {**self._fixed, "trial": record.trial, **record.params}
+            own = {"trial": record.trial, "services": record.services}
+            return {**self._fixed, **own, **record.params}
         # With nothing running, None would freeze the controller for minutes.
         return None if self.driver.live and not self.driver.exhausted else Searcher.FINISHED
 
@@ -110,6 +111,7 @@ class SweepScheduler(_Plugin, FIFOScheduler):
 
     @never_raise()
     def _watch(self, tune_controller: Any, now: float) -> None:
+        self.driver.services.watch(now)
         live = tune_controller.get_live_trials()
         pending = {name_of(trial): trial for trial in live if trial.status == Trial.PENDING}
         types = cluster.node_types(self.driver.loaded.config.cluster)

@@ -20,7 +20,7 @@ from sweeps.programs.base import RunningTrial, TrialContext, load_program
 
 PPO = "sweeps.programs.ppo:PPOProgram"
 # Keys of a Tune config that are ours; every other key is a dotted parameter.
-OWN_KEYS = ("base", "program", "trial", "checkpoints")
+OWN_KEYS = ("base", "program", "trial", "checkpoints", "services")
 
 
 def params_of(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -32,7 +32,8 @@ class ProgramTrainable(tune.Trainable):
     """Drives a ``TrialProgram``.
 
     The config holds dotted parameters, and optionally ``base`` (values or a preset's name), ``program``
-    (import path), ``trial`` (id) and ``checkpoints`` (URI; without it nothing is saved beyond Tune's folder).
+    (import path), ``trial`` (id), ``checkpoints`` (URI; without it nothing is saved beyond Tune's folder) and
+    ``services`` (seats of the services that the sweep started for it).
     """
 
     program_path: ClassVar[str] = PPO
@@ -102,6 +103,7 @@ class ProgramTrainable(tune.Trainable):
             params=params_of(config),
             store=open_store(f"{root}/{trial}"),
             placement_group=get_current_placement_group(),
+            services=config.get("services", {}),
         )
         return program.start(context)
 

@@ -25,6 +25,6 @@ class Runner:
             "scheduler": {"kind": "none"},
             **values,
             "base": values["base"] if "program" in values else base,
-            "cluster": {"address": self.address},
+            "cluster": {**values.get("cluster", {}), "address": self.address},
         }
         return Sweep.from_dict(sweep).run(out, Console(file=io.StringIO()))

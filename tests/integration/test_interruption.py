@@ -134,6 +134,31 @@ def test_an_interrupted_sweep_leaves_a_directory_that_loads_and_no_process(
     assert all(trial.state.is_finished() for trial in study.trials)
 
 
+@pytest.mark.parametrize("end", [interrupt, interrupt_twice, terminate])
+def test_an_interrupted_sweep_leaves_no_service_on_a_cluster_that_goes_on(
+    ray_address: str, tmp_path: Path, builtin_task: Path, end: Callable[[Running], None]
+) -> None:
+    import ray
+    from ray.util import placement_group_table
+
+    shared = {f"base.resources.roles.{r}.placement": "shared" for r in ("reference", "reward")}
+    joined = {"cluster.rehearse": "null", "cluster.address": ray_address}
+    run = Running(tmp_path / "run", {**shared, **joined, "search.max_concurrent": 1})
+    run.wait_for("started")
+    assert (run.out / "services.jsonl").read_text().count('"started"') == 2
+    end(run)
+    output = run.process.communicate(timeout=60)[0]
+    assert run.process.returncode == 130, output
+    ray.init(address=ray_address, log_to_driver=False, configure_logging=False)
+    try:
+        deadline = time.monotonic() + 20
+        while left := [g for g in placement_group_table().values() if g["state"] != "REMOVED"]:
+            assert time.monotonic() < deadline, left
+            time.sleep(0.2)
+    finally:
+        ray.shutdown()
+
+
 def test_an_interruption_while_ray_starts_leaves_no_process(running: Running) -> None:
     deadline = time.monotonic() + 60
     while not any("gcs_server" in command for command in running.left()):

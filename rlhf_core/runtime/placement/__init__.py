@@ -12,7 +12,7 @@ from rlhf_core.runtime.placement.fit import (
     trials_at_once,
     with_node_types,
 )
-from rlhf_core.runtime.placement.layouts import plan_placement, plan_trial
+from rlhf_core.runtime.placement.layouts import plan_placement, plan_service, plan_trial
 from rlhf_core.runtime.placement.plan import (
     AFFINITY_LABELS,
     GB,
@@ -40,6 +40,7 @@ __all__ = [
     "find_shortfall",
     "group_request",
     "plan_placement",
+    "plan_service",
     "plan_trial",
     "shortfall",
     "stranded_gpus",

@@ -27,8 +27,27 @@ class _Unit:
 
 
 def plan_trial(config: TrialConfig) -> PlacementPlan:
-    """The placement of ``config``: roles that its algorithm does not use are not placed."""
+    """The placement of ``config``: roles that its algorithm does not use, or a service has, are not placed."""
     return _plan(config.resources, config.roles)
+
+
+def plan_service(resources: ResourcesConfig, role: str) -> PlacementPlan:
+    """The placement of the service that has the frozen ``role``: one bundle for each replica.
+
+    ``cpus_per_gpu``, ``strategy`` and ``affinity`` are the trials', of which the service is no part.
+    """
+    template: WorkerResources = getattr(resources.roles, role)
+    share = Share(
+        template.cpus, template.gpus, template.memory_gb, tuple(sorted(template.custom.items()))
+    )
+    labels = _labels(resources, [role])
+    count = range(template.workers)
+    return PlacementPlan(
+        "shared",
+        "PACK",
+        tuple(_bundle(f"{role} {i}", [share], labels) for i in count),
+        tuple(WorkerPlace(role, (role,), i, i) for i in count),
+    )
 
 
 def plan_placement(
@@ -46,6 +65,7 @@ def plan_placement(
 
 
 def _plan(resources: ResourcesConfig, roles: Sequence[str]) -> PlacementPlan:
+    roles = [role for role in roles if not resources.is_shared(role)]
     if resources.layout == "fused":
         share = _shares(resources, [resources.roles.fused], one_gpu=False)[0]
         bundle = _bundle("fused", [share], _labels(resources, ["fused"]))

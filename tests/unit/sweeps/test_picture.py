@@ -8,8 +8,16 @@ import pandas as pd
 
 from rlhf_core.config import TrialConfig, apply
 from rlhf_core.runtime.placement import Node, PlacementPlan, assign, plan_trial
+from rlhf_core.runtime.shared import shared_roles
 from sweeps.busy import busy_lines
-from sweeps.picture import WIDTH, draw_trial, draw_trials, numbered, planned
+from sweeps.picture import (
+    WIDTH,
+    draw_trial,
+    draw_trials,
+    numbered,
+    planned,
+    with_services,
+)
 
 
 def plan(layout: str, **values: Any) -> PlacementPlan:
@@ -92,6 +100,29 @@ def test_many_trials_are_a_line_each_on_every_node() -> None:
         "node 2: 32 CPUs, 4 GPUs, 256 GB  [zone=a]",
         "  -",
     ]
+
+
+def test_services_are_drawn_beside_the_trial_and_once_for_all() -> None:
+    shared = {f"roles.{role}.placement": "shared" for role in ("reference", "reward")}
+    config = apply(
+        TrialConfig(),
+        {"resources.layout": "split", **{f"resources.{k}": v for k, v in shared.items()}},
+    )
+    services = [planned(one.plan, [2]) for one in shared_roles(config)]
+    trial = planned(plan_trial(config), [0, 0, 0, 0, 0])
+    lines = draw_trial("t0000", with_services(trial, services), numbered(NODES))
+    assert lines[0] == "t0000: layout split, PACK, 5 bundles and 2 shared on 2 of 3 nodes"
+    assert [line for line in lines if "(shared)" in line] == [
+        "    s0  reference 0 (shared)        2      1      32  |######|      |      |      |",
+        "    s1  reward 0 (shared)           2      1      32  |      |######|      |      |",
+    ]
+    assert trial["bundles"][-1]["index"] == 4
+    named = {"reference-0a1b2c": services[0], "t0000": trial, "t0001": trial}
+    many = draw_trials(named, numbered(NODES), {"reference-0a1b2c": "shared", "t0000": "started"})
+    assert [line for line in many if "reference" in line] == [
+        "  reference-0a1b2c shared      0 reference"
+    ]
+    assert "  t0000            started     0 head | 1-2 rollout | 3 learner | 4 critic" in many
 
 
 def test_a_damaged_record_is_drawn_as_far_as_it_goes() -> None:
