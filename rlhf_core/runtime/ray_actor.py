@@ -13,6 +13,7 @@ from ray.exceptions import RayTaskError
 from rlhf_core.config.trial import TrialConfig
 from rlhf_core.runtime.host import RoleHost
 from rlhf_core.runtime.ray_delivery import Parcel, pack
+from rlhf_core.runtime.ray_teardown import Process
 from rlhf_core.types import CallContext
 
 
@@ -22,13 +23,12 @@ class RoleActor:
     def __init__(self, config: TrialConfig, roles: Sequence[str], gpus: float) -> None:
         self._arguments = (config, roles, gpus)
 
-    def start(self) -> dict[str, Any]:
+    def start(self) -> None:
         """Builds the host; not in ``__init__``, whose errors would look like a lost process."""
         if self._arguments[2] == 0:
             # An actor without GPUs would see all of them.
             os.environ["CUDA_VISIBLE_DEVICES"] = ""
         self.host = RoleHost(*self._arguments)
-        return self.where()
 
     def call(self, role: str, method: str, context: CallContext, *args: Any) -> Any:
         return self.host.call(role, method, context, *args)
@@ -52,8 +52,7 @@ class RoleActor:
         """Process and node of this actor."""
         context = ray.get_runtime_context()
         return {
-            "pid": os.getpid(),
-            "node": context.get_node_id(),
+            "process": Process.this(),
             "address": ray.util.get_node_ip_address(),
             "gpus": [str(i) for i in context.get_accelerator_ids().get("GPU", [])],
         }

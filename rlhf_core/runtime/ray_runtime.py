@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import Any
 
-import psutil
 import ray
 from ray.util.placement_group import PlacementGroup, placement_group_table
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
@@ -18,9 +16,11 @@ from rlhf_core.runtime.base import RoleGroup
 from rlhf_core.runtime.groups import broadcast_weights, connect_trial
 from rlhf_core.runtime.placement import GB, PlacementPlan, WorkerPlace
 from rlhf_core.runtime.ray_actor import RayWorker, RoleActor, get
+from rlhf_core.runtime.ray_teardown import Departure
 from rlhf_core.types import CallContext
 
-GONE_TIMEOUT_S = 8.0
+# Longest time of a role to leave its groups and to end its own processes.
+CLOSE_TIMEOUT_S = 1.5
 ENV_VARS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 
@@ -72,7 +72,8 @@ class RayRuntime:
                 ),
             )
             self._actors.append((worker, options.remote(config, worker.roles, share.gpus)))
-        self._places = get([actor.start.remote() for _, actor in self._actors])
+        self._places = get([actor.where.remote() for _, actor in self._actors])
+        get([actor.start.remote() for _, actor in self._actors])
         self._workers = [
             RayWorker(actor, place["address"])
             for (_, actor), place in zip(self._actors, self._places, strict=True)
@@ -95,7 +96,7 @@ class RayRuntime:
         for bundle in record["bundles"]:
             bundle["node"] = nodes.get(bundle["index"])
         for worker, place in zip(record["workers"], self._places, strict=True):
-            worker |= {"pid": place["pid"], "gpus": place["gpus"]}
+            worker |= {"pid": place["process"].pid, "gpus": place["gpus"]}
         return record
 
     def deliver_weights(self, context: CallContext) -> Future[dict[str, float]]:
@@ -113,20 +114,18 @@ class RayRuntime:
         return done
 
     def close(self) -> None:
-        """Ends the actors and waits until their processes are gone, so that their devices are free."""
+        """Ends rollouts, process groups and roles, and waits until all processes are gone, on every node."""
         actors, self._actors = self._actors, []
         if not actors:
             return
-        # A busy or dead actor is killed all the same, and keeps no other from closing.
-        closing = [actor.close.remote() for _, actor in actors]
-        ray.wait(closing, num_returns=len(closing), timeout=2, fetch_local=False)
-        for _, actor in actors:
-            ray.kill(actor)
-        here = ray.get_runtime_context().get_node_id()
-        _wait_gone([place["pid"] for place in self._places if place["node"] == here])
-
-
-def _wait_gone(pids: Sequence[int]) -> None:
-    deadline = time.monotonic() + GONE_TIMEOUT_S
-    while any(psutil.pid_exists(pid) for pid in pids) and time.monotonic() < deadline:
-        time.sleep(0.01)
+        departure = Departure(place["process"] for place in self._places)
+        samplers = [actor for place, actor in actors if place.roles == ("rollout",)]
+        others = [actor for place, actor in actors if place.roles != ("rollout",)]
+        for group in filter(None, (samplers, others)):
+            # Others leave their process groups only when nobody samples any more. A busy or dead actor is killed
+            # all the same, and keeps no other from closing.
+            closing = [actor.close.remote() for actor in group]
+            ray.wait(closing, num_returns=len(closing), timeout=CLOSE_TIMEOUT_S, fetch_local=False)
+            for actor in group:
+                ray.kill(actor)
+        departure.wait()
