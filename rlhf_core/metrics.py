@@ -172,6 +172,9 @@ def _entries() -> Iterable[Metric]:
     )
     for role in ("rollout", "learner", "critic", "reference", "reward"):
         yield m(f"util/busy_{role}", "", "up", "mean", f"Busy share of the {role} workers.", False)
+    yield m(
+        "runtime/replaced", "workers", "down", "sum", "Workers that died and were replaced.", False
+    )
     yield m("cost/episodes", "episodes", "none", "last", "Episodes sampled so far.")
     yield m("cost/tokens", "tokens", "none", "last", "Response tokens sampled so far.")
     yield m("cost/cpu_seconds", "CPU s", "down", "last", "Reserved CPUs x seconds so far.", False)

@@ -24,7 +24,7 @@ from sweeps.outcomes import Outcome, State
 from sweeps.record import RunDirectory
 
 # Keys of Tune's result that belong to the protocol between trial and driver, not to the metrics.
-PROTOCOL = ("outcome", "reason", "traceback", "placement", "durations", "iteration")
+PROTOCOL = ("outcome", "reason", "traceback", "placement", "durations", "iteration", "events")
 
 
 @dataclass
@@ -255,10 +255,12 @@ class SweepDriver:
             return
         if record.state is not State.STARTED:
             record.times["started"] = time.time()
-            if result.get("placement"):
-                self.directory.write_placement(trial, result["placement"])
-                self.first_placement = self.first_placement or (trial, result["placement"])
             self._change(record, State.STARTED)
+        if result.get("placement"):
+            self.directory.write_placement(trial, result["placement"])
+            self.first_placement = self.first_placement or (trial, result["placement"])
+        for event in result.get("events", ()):
+            self._line(record, event=event)
         metrics = numbers(result)
         if metrics:
             record.iteration = int(result.get("iteration", record.iteration))

@@ -93,6 +93,9 @@ class LocalRuntime:
         done.set_result({"bytes": float(size)})
         return done
 
+    def metrics(self) -> dict[str, float]:
+        return {}
+
     def close(self) -> None:
         for _, worker in self._workers:
             worker.close()

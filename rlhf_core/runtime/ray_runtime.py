@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import Any
 
 import ray
+from ray.exceptions import RayActorError
 from ray.util.placement_group import PlacementGroup, placement_group_table
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from rlhf_core.config.trial import TrialConfig
 from rlhf_core.errors import PlacementError
-from rlhf_core.runtime.base import RoleGroup
-from rlhf_core.runtime.groups import broadcast_weights, connect_trial
+from rlhf_core.runtime.base import RoleGroup, gather
+from rlhf_core.runtime.groups import broadcast_weights, connect_trial, connect_weights
 from rlhf_core.runtime.placement import GB, PlacementPlan, WorkerPlace
 from rlhf_core.runtime.ray_actor import RayWorker, RoleActor, get
+from rlhf_core.runtime.ray_replacement import Replacements
 from rlhf_core.runtime.ray_teardown import Departure
 from rlhf_core.types import CallContext
 
@@ -40,53 +43,59 @@ class RayRuntime:
                 f"placement: the group has {len(placement_group.bundle_specs)} bundles, the plan "
                 f"{len(plan.bundles)}"
             )
-        self.plan, self.placement_group = plan, placement_group
-        threads = str(config.resources.threads)
-        env = {"env_vars": dict.fromkeys(ENV_VARS, threads)}
-        self.config = config
-        self._actors: list[tuple[WorkerPlace, Any]] = []
-        self._workers: list[RayWorker] = []
-        self._places: list[dict[str, Any]] = []
+        self.plan, self.placement_group, self.config = plan, placement_group, config
+        self.replacements = Replacements(config.resources.max_replacements, self._launch)
+        self._workers: list[tuple[WorkerPlace, RayWorker]] = []
+        self._actors: list[Any] = []
         try:
-            self._start(config, env)
+            self._start()
             connect_trial(self, config, plan)
         except BaseException:
             self.close()
             raise
 
-    def _start(self, config: TrialConfig, env: dict[str, Any]) -> None:
-        actor_class, plan = ray.remote(RoleActor), self.plan
-        for worker in plan.workers:
-            share = plan.share(worker)
-            options = actor_class.options(
-                num_cpus=share.cpus,
-                num_gpus=share.gpus,
-                memory=int(share.memory_gb * GB) or None,
-                resources=dict(share.custom),
-                runtime_env=env,
-                scheduling_strategy=PlacementGroupSchedulingStrategy(
-                    placement_group=self.placement_group,
-                    placement_group_bundle_index=worker.bundle,
-                    placement_group_capture_child_tasks=True,
-                ),
-            )
-            self._actors.append((worker, options.remote(config, worker.roles, share.gpus)))
-        self._places = get([actor.where.remote() for _, actor in self._actors])
-        get([actor.start.remote() for _, actor in self._actors])
+    def _start(self) -> None:
+        places = self.plan.workers
+        self._actors = [self._launch(place) for place in places]
+        found = get([actor.where.remote() for actor in self._actors])
+        stand_in, called = self.replacements.stand_in, self.replacements.called
         self._workers = [
-            RayWorker(actor, place["address"])
-            for (_, actor), place in zip(self._actors, self._places, strict=True)
+            (place, RayWorker(actor, where, stand_in, called))
+            for place, actor, where in zip(places, self._actors, found, strict=True)
         ]
+        self.replacements.workers = self._workers
+        get([actor.start.remote() for actor in self._actors])
+
+    def _launch(self, place: WorkerPlace) -> Any:
+        """An actor for ``place``, pinned to its bundle; not started."""
+        config, share = self.config, self.plan.share(place)
+        env = {"env_vars": dict.fromkeys(ENV_VARS, str(config.resources.threads))}
+        options = ray.remote(RoleActor).options(
+            num_cpus=share.cpus,
+            num_gpus=share.gpus,
+            memory=int(share.memory_gb * GB) or None,
+            resources=dict(share.custom),
+            runtime_env=env,
+            scheduling_strategy=PlacementGroupSchedulingStrategy(
+                placement_group=self.placement_group,
+                placement_group_bundle_index=place.bundle,
+                placement_group_capture_child_tasks=True,
+            ),
+        )
+        return options.remote(config, place.roles, share.gpus)
 
     def group(self, role: str) -> RoleGroup:
-        return RoleGroup(role, [self._workers[i] for i in self._hosts(role)])
+        return RoleGroup(role, [worker for place, worker in self._workers if role in place.roles])
 
     def share(self, value: Any) -> Any:
         return ray.put(value)
 
-    def _hosts(self, role: str) -> list[int]:
-        """Positions of the workers that host ``role``."""
-        return [i for i, (place, _) in enumerate(self._actors) if role in place.roles]
+    def metrics(self) -> dict[str, float]:
+        return {"runtime/replaced": float(self.replacements.take_count())}
+
+    def events(self) -> list[str]:
+        """What happened to workers since last asked, one line each."""
+        return self.replacements.take_events()
 
     def placement(self) -> dict[str, Any]:
         """The plan with the nodes and devices that were really got, as ``placement.json`` holds it."""
@@ -94,37 +103,60 @@ class RayRuntime:
         nodes = placement_group_table(self.placement_group)["bundles_to_node_id"]
         for bundle in record["bundles"]:
             bundle["node"] = nodes.get(bundle["index"])
-        for worker, place in zip(record["workers"], self._places, strict=True):
-            worker |= {"pid": place["process"].pid, "gpus": place["gpus"]}
+        for worker, (_, handle) in zip(record["workers"], self._workers, strict=True):
+            worker |= {"pid": handle.process.pid, "gpus": handle.gpus}
         return record
 
     def deliver_weights(self, context: CallContext) -> Future[dict[str, float]]:
         if self.config.sync.transport == "collective":
-            size = broadcast_weights(self.group("learner"), self.group("rollout"), context)
+            size = self._broadcast(context)
         else:
-            learner = self._actors[self._hosts("learner")[0]][1]
-            parcel = get(learner.publish.remote(context))
-            get(
-                [self._actors[i][1].receive.remote(context, parcel) for i in self._hosts("rollout")]
-            )
+            parcel = get(self.group("learner").workers[0].actor.publish.remote(context))
+            workers = [worker for place, worker in self._workers if "rollout" in place.roles]
+            gather(worker.receive(context, parcel) for worker in workers)
             size = parcel.header.nbytes
+        self.replacements.delivered(context.version)
         done: Future[dict[str, float]] = Future()
         done.set_result({"bytes": float(size)})
         return done
 
+    def _broadcast(self, context: CallContext) -> int:
+        """Sends the weights over the group; once more, over a new group, when a rollout died in it."""
+        learner, rollouts = self.group("learner"), self.group("rollout")
+        while True:
+            try:
+                if self.replacements.unseated:
+                    connect_weights(self, self.config)
+                    self.replacements.unseated = False
+                return broadcast_weights(learner, rollouts, context)
+            except RayActorError:
+                before = self.replacements.count
+                gather(w.look_alive() for place, w in self._workers if "rollout" in place.roles)
+                if self.replacements.count == before:
+                    # It was the learner.
+                    raise
+
     def close(self) -> None:
         """Ends rollouts, process groups and roles, and waits until all processes are gone, on every node."""
+        self.replacements.close()
+        workers, self._workers = self._workers, []
         actors, self._actors = self._actors, []
         if not actors:
             return
-        departure = Departure(place["process"] for place in self._places)
-        samplers = [actor for place, actor in actors if place.roles == ("rollout",)]
-        others = [actor for place, actor in actors if place.roles != ("rollout",)]
-        for group in filter(None, (samplers, others)):
-            # Others leave their process groups only when nobody samples any more. A busy or dead actor is killed
-            # all the same, and keeps no other from closing.
-            closing = [actor.close.remote() for actor in group]
-            ray.wait(closing, num_returns=len(closing), timeout=CLOSE_TIMEOUT_S, fetch_local=False)
-            for actor in group:
-                ray.kill(actor)
+        processes = [worker.process for _, worker in workers]
+        departure = Departure([*processes, *self.replacements.gone])
+        samplers = [worker.actor for place, worker in workers if place.roles == ("rollout",)]
+        others = [worker.actor for place, worker in workers if place.roles != ("rollout",)]
+        # Others leave their process groups only when nobody samples any more.
+        for group in (samplers, others or actors):
+            _end(group)
         departure.wait()
+
+
+def _end(actors: Sequence[Any]) -> None:
+    """Lets the actors close and kills them; a busy or dead one is killed all the same, and holds up no other."""
+    closing = [actor.close.remote() for actor in actors]
+    if closing:
+        ray.wait(closing, num_returns=len(closing), timeout=CLOSE_TIMEOUT_S, fetch_local=False)
+    for actor in actors:
+        ray.kill(actor)

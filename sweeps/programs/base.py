@@ -38,7 +38,10 @@ class TrialContext:
 
 @runtime_checkable
 class RunningTrial(Protocol):
-    """A started trial: an iterator of metrics."""
+    """A started trial: an iterator of metrics.
+
+    It may also have ``events() -> list[str]``: what happened to its processes since last asked, for the ledger.
+    """
 
     def __iter__(self) -> Iterator[IterationMetrics]: ...
     @property

@@ -149,6 +149,10 @@ class RunningPPO:
         record = getattr(self.runtime, "placement", self.plan.as_dict)
         return dict(record())
 
+    def events(self) -> list[str]:
+        told: list[str] = getattr(self.runtime, "events", list)()
+        return told
+
     def save_model(self, folder: Path) -> None:
         """Writes the policy with its tokenizer as an ordinary Hugging Face folder.
 

@@ -80,6 +80,9 @@ class ProgramTrainable(tune.Trainable):
         last = metrics is None or self._running.is_last
         if metrics is not None:
             result |= {"iteration": metrics.iteration, **metrics.values}
+        events = getattr(self._running, "events", list)()
+        if events:
+            result |= {"events": events, "placement": self._placed(self._running.placement())}
         if last:
             result |= {"done": True, "outcome": str(Outcome.COMPLETED)}
             result["durations"] = {**result.get("durations", {}), "stop": self._timed_cleanup()}

@@ -275,6 +275,21 @@ def test_two_callers_get_what_each_would_get_alone(started: Started) -> None:
     assert not torch.equal(one.tokens_BL, two.tokens_BL)
 
 
+def test_a_rollout_takes_over_the_weights_of_another(started: Started) -> None:
+    context, other = CallContext("a", 12), CallContext("a", 11)
+    started.runtime.deliver_weights(context).result()
+    first, chunk = started.group("rollout").workers[0], started.chunk()
+    want = first.call("rollout", "generate", context, chunk).result()
+    header, buckets = first.call("rollout", "publish", context).result()
+    assert header.version == 12
+    with pytest.raises(RlhfError, match="have version 12, but 11 was expected"):
+        first.call("rollout", "publish", other).result()
+    last = started.group("rollout").workers[-1]
+    last.call("rollout", "load_weights", context, header, buckets).result()
+    got = last.call("rollout", "generate", context, chunk).result()
+    assert torch.equal(got.logprobs_BT, want.logprobs_BT)
+
+
 def test_errors_raised_on_purpose_arrive_as_themselves(started: Started) -> None:
     rollout = started.group("rollout")
     long = Chunk(0, (Prompt("", (5,) * 200),), 0)
@@ -363,6 +378,43 @@ def _actors() -> list[psutil.Process]:
     return _below(psutil.Process(), "ray::RoleActor")
 
 
+def test_dead_workers_are_replaced_and_their_calls_repeated(started: Started) -> None:
+    """Over both transports; the weights are those of the version that the dead one held."""
+    if started.kind != "ray":
+        assert started.runtime.metrics() == {}
+        return
+    from ray.exceptions import RayActorError
+
+    group, chunk = started.group("rollout"), started.chunk()
+    started.runtime.deliver_weights(CallContext("a", 13)).result()
+    context = CallContext("a", 13)
+    want = group.call("generate", context, chunk).result()
+    pids = [w["pid"] for w in started.runtime.placement()["workers"]]
+    psutil.Process(pids[0]).kill()
+    # The learner no longer has these weights, the other rollout has.
+    shared = started.runtime.share(_experience(started, chunk))
+    gather(started.group("learner").call_all("update", ANY, shared, settings([[0, 1]])))
+    for got in group.map("generate", [(context, (chunk,))] * 4):
+        assert torch.equal(got.logprobs_BT, want.logprobs_BT)
+    assert started.runtime.metrics() == {"runtime/replaced": 1.0}
+    assert started.runtime.metrics() == {"runtime/replaced": 0.0}
+    (event,) = started.runtime.events()
+    assert event.startswith("rollout 0 was replaced: ")
+    now = [w["pid"] for w in started.runtime.placement()["workers"]]
+    assert now[0] != pids[0]
+    assert now[1:] == pids[1:]
+    # The next one dies in a delivery.
+    psutil.Process(pids[1]).kill()
+    started.runtime.deliver_weights(CallContext("a", 14)).result()
+    one, two = gather(group.call_all("generate", CallContext("a", 14), chunk))
+    assert torch.equal(one.logprobs_BT, two.logprobs_BT)
+    assert not torch.equal(one.logprobs_BT, want.logprobs_BT)
+    # That was the last one that is replaced.
+    psutil.Process(now[0]).kill()
+    with pytest.raises(RayActorError):
+        group.workers[0].call("rollout", "generate", ANY, chunk).result()
+
+
 def test_close_leaves_no_process(started: Started) -> None:
     """The last one here. With Ray an actor has died before, which must not keep the others."""
     workers = []
@@ -378,12 +430,8 @@ def test_close_leaves_no_process(started: Started) -> None:
     if workers:
         from ray.exceptions import RayActorError
 
-        workers[0].kill()
-        with pytest.raises(RayActorError):
-            started.group("rollout").call("generate", ANY, started.chunk()).result()
-        batch = (
-            started.group("rollout").workers[1].call("rollout", "generate", ANY, started.chunk())
-        )
+        sampler = started.group("rollout").workers[1]
+        batch = sampler.call("rollout", "generate", ANY, started.chunk())
         workers[-1].kill()
         # The other rank does not wait for its timeout, and the cause is what is raised.
         with pytest.raises(RayActorError):
