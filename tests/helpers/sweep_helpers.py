@@ -27,6 +27,13 @@ def broken(
     raise KeyError("no such rating")
 
 
+def dies(
+    prompts: list[str], responses: list[str], metadata: list[Mapping[str, Any]]
+) -> list[float]:
+    """Ends its process."""
+    os._exit(1)
+
+
 def dies_once(
     prompts: list[str], responses: list[str], metadata: list[Mapping[str, Any]]
 ) -> list[float]:
