@@ -12,6 +12,8 @@ import ray
 from ray.exceptions import RayActorError, RayTaskError
 
 from rlhf_core.config.trial import TrialConfig
+from rlhf_core.models.warm import Shelf
+from rlhf_core.node_files import node_root
 from rlhf_core.runtime.host import RoleHost
 from rlhf_core.runtime.ray_delivery import Parcel, pack
 from rlhf_core.runtime.ray_teardown import Process
@@ -22,17 +24,29 @@ TOGETHER = ("listen", "join", "receive_weights")
 
 
 class RoleActor:
-    """A ``RoleHost`` in an actor."""
+    """A ``RoleHost`` in an actor.
 
-    def __init__(self, config: TrialConfig, roles: Sequence[str], gpus: float) -> None:
-        self._arguments = (config, roles, gpus)
+    Args:
+        config, roles, gpus: As for ``RoleHost``.
+        run: Name of the run whose trials follow each other in this process; None: there is only one.
+    """
+
+    def __init__(
+        self, config: TrialConfig, roles: Sequence[str], gpus: float, run: str | None = None
+    ) -> None:
+        self._arguments, self._run = (config, roles, gpus), run
 
     def start(self) -> None:
         """Builds the host; not in ``__init__``, whose errors would look like a lost process."""
         if self._arguments[2] == 0:
             # An actor without GPUs would see all of them.
             os.environ["CUDA_VISIBLE_DEVICES"] = ""
-        self.host = RoleHost(*self._arguments)
+        shelf = Shelf(node_root() / self._run) if self._run else None
+        self.host = RoleHost(*self._arguments, shelf)
+
+    def reset(self, config: TrialConfig, checks: bool) -> None:
+        """Begins another trial."""
+        self.host.reset(config, checks)
 
     def call(self, role: str, method: str, context: CallContext, *args: Any) -> Any:
         return self.host.call(role, method, context, *args)

@@ -40,15 +40,18 @@ class Replacements:
     """
 
     def __init__(self, limit: int, launch: Callable[[WorkerPlace], Any]) -> None:
-        self.limit, self.launch = limit, launch
+        self.launch = launch
         self.workers: Sequence[tuple[WorkerPlace, RayWorker]] = ()
-        self.unseated = False
         self.gone: list[Process] = []
-        self.count = 0
-        self._told: list[str] = []
-        self._counted = 0
         self._closed = False
         self._lock = threading.Lock()
+        self.begin(limit)
+
+    def begin(self, limit: int) -> None:
+        """A trial begins, with the first weights everywhere."""
+        self.limit, self.count, self._counted = limit, 0, 0
+        self.unseated = False
+        self._told: list[str] = []
         # Version that all rollouts hold, None: not known; and whether the learner still holds it.
         self._version: int | None = 0
         self._learner_too = True

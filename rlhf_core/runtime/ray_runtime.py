@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import uuid
+from collections.abc import Hashable, Sequence
 from concurrent.futures import Future
 from typing import Any
 
@@ -33,10 +34,15 @@ class RayRuntime:
         config: The trial.
         plan: Its placement.
         placement_group: Ready; its bundles are those of the plan.
+        warm: Whether other trials may follow in the same processes.
     """
 
     def __init__(
-        self, config: TrialConfig, plan: PlacementPlan, placement_group: PlacementGroup
+        self,
+        config: TrialConfig,
+        plan: PlacementPlan,
+        placement_group: PlacementGroup,
+        warm: bool = False,
     ) -> None:
         if len(placement_group.bundle_specs) != len(plan.bundles):
             raise PlacementError(
@@ -44,6 +50,7 @@ class RayRuntime:
                 f"{len(plan.bundles)}"
             )
         self.plan, self.placement_group, self.config = plan, placement_group, config
+        self._run = uuid.uuid4().hex if warm else None
         self.replacements = Replacements(config.resources.max_replacements, self._launch)
         self._workers: list[tuple[WorkerPlace, RayWorker]] = []
         self._actors: list[Any] = []
@@ -82,7 +89,31 @@ class RayRuntime:
                 placement_group_capture_child_tasks=True,
             ),
         )
-        return options.remote(config, place.roles, share.gpus)
+        return options.remote(config, place.roles, share.gpus, self._run)
+
+    def reset(self, config: TrialConfig, plan: PlacementPlan, checks: bool = False) -> bool:
+        """Begins another trial in the same processes; False where they do not suit it.
+
+        Args:
+            config: The trial.
+            plan: Its placement.
+            checks: Compares what the processes kept with what new ones would read.
+
+        Raises:
+            WarmError: If that differs.
+            RayActorError: If a process has died.
+        """
+        if (
+            self._run is None
+            or plan != self.plan
+            or _started_with(config) != _started_with(self.config)
+        ):
+            return False
+        self.config = config
+        self.replacements.begin(config.resources.max_replacements)
+        get([worker.actor.reset.remote(config, checks) for _, worker in self._workers])
+        connect_trial(self, config, plan)
+        return True
 
     def group(self, role: str) -> RoleGroup:
         return RoleGroup(role, [worker for place, worker in self._workers if role in place.roles])
@@ -151,6 +182,11 @@ class RayRuntime:
         for group in (samplers, others or actors):
             _end(group)
         departure.wait()
+
+
+def _started_with(config: TrialConfig) -> Hashable:
+    """What a process cannot change any more."""
+    return config.resources.threads, config.model.device
 
 
 def _end(actors: Sequence[Any]) -> None:

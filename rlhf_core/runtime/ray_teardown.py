@@ -15,6 +15,8 @@ import ray
 from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from rlhf_core.node_files import sweep
+
 GONE_TIMEOUT_S = 6.0
 
 
@@ -82,7 +84,7 @@ class Departure:
 
 
 def watch(processes: Sequence[Process], timeout_s: float) -> list[Process]:
-    """Returns when the processes of this node are gone; halfway it kills those that do not go.
+    """Returns when the processes of this node are gone, and their files; halfway it kills those that do not go.
 
     Args:
         processes: All of this node.
@@ -96,6 +98,7 @@ def watch(processes: Sequence[Process], timeout_s: float) -> list[Process]:
         left = [(process, found) for process in processes if (found := process.find()) is not None]
         spent = time.monotonic() - start
         if not left or spent > timeout_s:
+            sweep()
             return [process for process, _ in left]
         if spent > timeout_s / 2 and not killed:
             killed = True

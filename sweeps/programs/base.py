@@ -27,6 +27,7 @@ class TrialContext:
         params: ``{dotted key: value}`` of this trial.
         store: Its own store; a trial that finds a checkpoint there goes on from it.
         placement_group: Ray's group with the bundles of ``TrialProgram.placement``, or None outside Ray.
+        warm: Whether other trials may follow in the same processes.
     """
 
     trial: str
@@ -34,13 +35,16 @@ class TrialContext:
     params: Mapping[str, Any]
     store: Store
     placement_group: Any = None
+    warm: bool = False
 
 
 @runtime_checkable
 class RunningTrial(Protocol):
     """A started trial: an iterator of metrics.
 
-    It may also have ``events() -> list[str]``: what happened to its processes since last asked, for the ledger.
+    It may also have ``events() -> list[str]``: what happened to its processes since last asked, for the ledger;
+    and ``restart(TrialContext) -> bool``: begins another trial of the same program in its processes, or False once
+    it has ended them.
     """
 
     def __iter__(self) -> Iterator[IterationMetrics]: ...

@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import ray
@@ -59,11 +59,9 @@ class _Plugin:
 class SweepSearcher(_Plugin, Searcher):
     """Hands out the driver's next trial."""
 
-    def __init__(self, key: str, base: Any, program: str, checkpoints: str) -> None:
+    def __init__(self, key: str, fixed: Mapping[str, Any]) -> None:
         super().__init__()
-        self.key, self._fixed = key, {
-            "base": base, "program": program, "checkpoints": checkpoints,
-        }  # fmt: skip
+        self.key, self._fixed = key, fixed
 
     @never_raise(default=Searcher.FINISHED)
     def suggest(self, trial_id: str) -> Any:
@@ -109,12 +107,24 @@ class SweepScheduler(_Plugin, FIFOScheduler):
         return chosen
 
     @never_raise()
+    def on_trial_complete(self, tune_controller: Any, trial: Trial, result: dict[str, Any]) -> None:
+        if self.driver.records[name_of(trial)].outcome not in (Outcome.COMPLETED, Outcome.STOPPED):
+            _start_next_cold(tune_controller, trial)
+
+    @never_raise()
     def _watch(self, tune_controller: Any, now: float) -> None:
         live = tune_controller.get_live_trials()
         pending = {name_of(trial): trial for trial in live if trial.status == Trial.PENDING}
         types = cluster.node_types(self.driver.loaded.config.cluster)
         for name in self.driver.watch(pending.keys(), lambda: cluster.view(types), now):
             tune_controller.stop_trial(pending[name])
+
+
+def _start_next_cold(tune_controller: Any, trial: Trial) -> None:
+    """Keeps the process of a failed trial from serving another one."""
+    controller = getattr(tune_controller, "_tune_controller", tune_controller)
+    # Tune keeps processes that it knows as started.
+    controller._started_actors.discard(controller._trial_to_actor.get(trial))
 
 
 class ClusterLost(BaseException):

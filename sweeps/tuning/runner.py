@@ -35,7 +35,9 @@ def run(driver: SweepDriver, checkpoints: str, view: Any = None) -> None:
     _environment(driver.max_concurrent)
     types = cluster.node_types(loaded.config.cluster)
     driver.leftovers.before = cluster.view(types).used
-    searcher = SweepSearcher(key, dict(loaded.base), loaded.config.program, checkpoints)
+    warm = loaded.config.cluster.warm
+    fixed = {"program": loaded.config.program, "checkpoints": checkpoints, "warm": warm}
+    searcher = SweepSearcher(key, {"base": dict(loaded.base), **fixed})
     with tempfile.TemporaryDirectory(prefix="rlhf-sweep-") as scratch, handlers_kept():
         tuner = tune.Tuner(
             ProgramTrainable,
@@ -43,6 +45,7 @@ def run(driver: SweepDriver, checkpoints: str, view: Any = None) -> None:
                 search_alg=searcher,
                 scheduler=SweepScheduler(key),
                 num_samples=loaded.config.search.trials,
+                reuse_actors=warm,
                 trial_name_creator=_name,
                 trial_dirname_creator=_name,
             ),
