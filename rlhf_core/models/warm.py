@@ -48,6 +48,8 @@ class Shelf:
     """
 
     def __init__(self, folder: Path) -> None:
+        # Those of killed processes.
+        sweep(folder.parent)
         self.folder, self._lock = folder, claim(folder)
         self._lent: list[_Model] = []
         self._idle: list[_Model] = []

@@ -134,9 +134,9 @@ def started(request: pytest.FixtureRequest, zoo: Zoo) -> Iterator[Started]:
             request.getfixturevalue("joined")
             from rlhf_core.runtime.ray_runtime import RayRuntime
 
-            runtime: Any = RayRuntime(config, plan, stack.enter_context(_group(plan)))
+            runtime: Any = RayRuntime(config, plan, stack.enter_context(_group(plan)), warm=True)
         else:
-            runtime = LocalRuntime(config, plan)
+            runtime = LocalRuntime(config, plan, warm=True)
         stack.callback(runtime.close)
         metrics = [repeatable(m.values) for m in PPOTrial(config, runtime, plan)]
         yield Started(kind, ranks, config, plan, runtime, metrics)
@@ -273,6 +273,37 @@ def test_two_callers_get_what_each_would_get_alone(started: Started) -> None:
     assert torch.equal(one.tokens_BL, three.tokens_BL)
     assert torch.equal(two.logprobs_BT, four.logprobs_BT)
     assert not torch.equal(one.tokens_BL, two.tokens_BL)
+
+
+def test_a_warm_trial_is_a_cold_one_bit_for_bit(
+    started: Started, expected: Callable[[int], list[dict[str, float]]], zoo: Zoo
+) -> None:
+    """Every option that a trial may change is another; then all is as it was, the first weights included."""
+    other = _config(
+        zoo, seed=7, sync__interval=1, rollout__temperature=0.7, rollout__max_new_tokens=6,
+        optim__policy__lr=1e-3, ppo__gamma=0.9, sync__bucket_mb=0.01,
+        model__reference=zoo.policies["Llama"], reward__function="core_rewards:vowels",
+        sync__transport=started.config.sync.transport,
+    )  # fmt: skip
+    plan = _plan(started.kind, other, started.ranks)
+    assert started.runtime.reset(other, plan, checks=True)
+    warm = [repeatable(m.values) for m in PPOTrial(other, started.runtime, plan)]
+    runtime = LocalRuntime(
+        other, _plan("fused" if started.ranks == 1 else "split", other, started.ranks)
+    )
+    try:
+        assert warm == [repeatable(m.values) for m in PPOTrial(other, runtime, runtime.plan)]
+    finally:
+        runtime.close()
+    assert warm != started.metrics
+    assert started.runtime.reset(started.config, started.plan)
+    trial = PPOTrial(started.config, started.runtime, started.plan)
+    assert [repeatable(m.values) for m in trial] == expected(started.ranks)
+
+
+def test_other_places_are_another_runtime(started: Started) -> None:
+    plan = replace(started.plan, strategy="STRICT_SPREAD")
+    assert not started.runtime.reset(started.config, plan)
 
 
 def test_a_rollout_takes_over_the_weights_of_another(started: Started) -> None:
