@@ -45,6 +45,8 @@ bench: setup
 		$(BIN)/python tests/benchmarks/ppo_iteration.py --size $$size; \
 	done
 	$(BIN)/python tests/benchmarks/weight_delivery.py
+	$(BIN)/python tests/benchmarks/teardown.py
+	$(BIN)/python tests/benchmarks/warm_start.py
 
 lint: setup
 	$(BIN)/ruff check .

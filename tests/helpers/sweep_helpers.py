@@ -20,6 +20,13 @@ def brevity(
     return [-float(len(response.split())) for response in responses]
 
 
+def letters(
+    prompts: list[str], responses: list[str], metadata: list[Mapping[str, Any]]
+) -> list[float]:
+    """Responses with many an e are good."""
+    return [float(response.count("e")) for response in responses]
+
+
 def broken(
     prompts: list[str], responses: list[str], metadata: list[Mapping[str, Any]]
 ) -> list[float]:
