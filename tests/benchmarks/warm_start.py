@@ -1,8 +1,8 @@
 """Start of a trial in the processes of the last one against a start in new ones, through whole sweeps.
 
-Seconds from the end of a trial to the first iteration of the next. ``ratio`` is cold over warm, at least 10, and the
-warm start takes less than 0.5 s. The first reuse of a sweep compares what was kept with what is read again; it is
-reported beside the others as ``first_reuse``.
+Seconds from the end of a trial to the first iteration of the next. ``ratio`` is cold over warm, at least 10, and
+the warm start takes less than 0.5 s. The first reuse of a sweep compares what was kept with what is read again;
+it is reported beside the others as ``first_reuse``.
 
     python tests/benchmarks/warm_start.py [--quick] [--layout fused|split|colocated]
 """
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import io
+import itertools
 import json
 import os
 import statistics
@@ -47,7 +48,7 @@ def sweep(layout: str, trials: int, warm: bool, out: Path) -> list[float]:
     ledger = [json.loads(line) for line in (out / "trials.jsonl").read_text().splitlines()]
     ends = {line["trial"]: line["time"] for line in ledger if line["state"] == "ended"}
     names = sorted(ends)
-    return [_begin(out, later) - ends[one] for one, later in zip(names, names[1:], strict=False)]
+    return [_begin(out, later) - ends[one] for one, later in itertools.pairwise(names)]
 
 
 def _begin(out: Path, trial: str) -> float:
