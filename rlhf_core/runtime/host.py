@@ -71,6 +71,8 @@ class RoleHost:
         for name in built:
             self.role(name)
         self.shelf.drop_idle()
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
 
     def role(self, name: str) -> Any:
         """The role object ``name``."""

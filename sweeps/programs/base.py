@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import yaml
 
@@ -68,7 +68,12 @@ class TrialProgram(Protocol):
 
     A program subclasses it and gives at least ``keys``, ``resolve``, ``placement`` and ``start``. All but
     ``start`` and ``judge`` are cheap and run on the driver of a sweep.
+
+    Attributes:
+        warm: Whether a process of it may serve one trial after the other.
     """
+
+    warm: ClassVar[bool] = False
 
     def keys(self) -> tuple[str, ...]:
         """Dotted keys a space may use; a part ``NAME`` stands for any name."""

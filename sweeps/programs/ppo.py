@@ -43,6 +43,8 @@ def trial_config(base: Mapping[str, Any], params: Mapping[str, Any]) -> TrialCon
 class PPOProgram(TrialProgram):
     """The built-in program."""
 
+    warm = True
+
     def keys(self) -> tuple[str, ...]:
         return known_keys()
 

@@ -35,7 +35,7 @@ def run(driver: SweepDriver, checkpoints: str, view: Any = None) -> None:
     _environment(driver.max_concurrent)
     types = cluster.node_types(loaded.config.cluster)
     driver.leftovers.before = cluster.view(types).used
-    warm = loaded.config.cluster.warm
+    warm = loaded.config.cluster.warm and loaded.program.warm
     fixed = {"program": loaded.config.program, "checkpoints": checkpoints, "warm": warm}
     searcher = SweepSearcher(key, {"base": dict(loaded.base), **fixed})
     with tempfile.TemporaryDirectory(prefix="rlhf-sweep-") as scratch, handlers_kept():

@@ -55,6 +55,7 @@ class ProgramTrainable(tune.Trainable):
         self._ended_trial: RunningTrial | None = None
         self._metrics: Any = None
         self._born = time.perf_counter()
+        self._warm = bool(config.get("warm"))
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:
         """Another trial follows in this process; it starts in the first step as well."""
@@ -108,7 +109,7 @@ class ProgramTrainable(tune.Trainable):
     def _timed_end(self) -> float:
         """Ends the roles with the last result, so that the next trial finds their devices free, or keeps them."""
         start = time.perf_counter()
-        if self.config.get("warm"):
+        if self._warm:
             self._rest()
         else:
             self.cleanup()
@@ -126,9 +127,9 @@ class ProgramTrainable(tune.Trainable):
             told = getattr(ended, "events", list)()
             ended.close()
             # What could not be kept once is not trusted again.
-            context = replace(context, warm=context.warm and not told)
+            self._warm = self._warm and not told
         program = load_program(self.config.get("program", self.program_path))
-        return program.start(context), told
+        return program.start(replace(context, warm=self._warm)), told
 
     def _context(self) -> TrialContext:
         config = self.config
@@ -140,7 +141,7 @@ class ProgramTrainable(tune.Trainable):
             params=params_of(config),
             store=open_store(f"{root}/{trial}"),
             placement_group=get_current_placement_group(),
-            warm=bool(config.get("warm")),
+            warm=self._warm,
         )
 
     def _placed(self, placement: dict[str, Any]) -> dict[str, Any]:
