@@ -9,14 +9,14 @@ from threading import Thread
 from typing import Any, Protocol
 
 import ray
-from ray.exceptions import RayActorError, RayTaskError
+from ray.exceptions import RayTaskError
 
 from rlhf_core.config.trial import TrialConfig
 from rlhf_core.models.warm import Shelf
 from rlhf_core.node_files import node_root
 from rlhf_core.runtime.host import RoleHost
 from rlhf_core.runtime.ray_delivery import Parcel, pack
-from rlhf_core.runtime.ray_teardown import Process
+from rlhf_core.runtime.ray_teardown import LOST, Process
 from rlhf_core.types import CallContext
 
 # Calls of several workers that wait for each other: one alone cannot be repeated.
@@ -84,7 +84,7 @@ class StandIn(Protocol):
     """Gives a worker another actor than ``dead``, or raises ``error``."""
 
     def __call__(
-        self, worker: RayWorker, dead: Any, error: RayActorError, *, brings: bool
+        self, worker: RayWorker, dead: Any, error: BaseException, *, brings: bool
     ) -> None: ...
 
 
@@ -143,7 +143,7 @@ class RayWorker:
     def _try(self, send: Callable[[Any], Any], brings: bool, outer: Future[Any]) -> None:
         actor = self.actor
 
-        def again(error: RayActorError) -> None:
+        def again(error: BaseException) -> None:
             try:
                 self._stand_in(self, actor, error, brings=brings)
                 self._try(send, brings, outer)
@@ -154,8 +154,9 @@ class RayWorker:
             error = inner.exception()
             if error is None:
                 outer.set_result(inner.result())
-            elif isinstance(error, RayActorError):
-                # Finding another takes seconds, and Ray's own thread must not wait.
+            elif isinstance(error, LOST) and not isinstance(error, RayTaskError):
+                # What a role itself met is no sign of its own death. Finding another takes seconds, which
+                # Ray's own thread must not wait.
                 Thread(target=again, args=(error,), daemon=True).start()
             else:
                 outer.set_exception(own(error))

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import ray
-from ray.exceptions import RayActorError, RayError
+from ray.exceptions import RayError
 
 from rlhf_core.errors import RlhfError
 from rlhf_core.runtime.placement import WorkerPlace
@@ -83,7 +83,7 @@ class Replacements:
         new, self._counted = self.count - self._counted, self.count
         return new
 
-    def stand_in(self, worker: RayWorker, dead: Any, error: RayActorError, *, brings: bool) -> None:
+    def stand_in(self, worker: RayWorker, dead: Any, error: BaseException, *, brings: bool) -> None:
         """Returns when ``worker`` has another actor than ``dead``, with the weights it needs.
 
         Args:
@@ -93,7 +93,7 @@ class Replacements:
             brings: Whether the lost call itself brings weights.
 
         Raises:
-            RayActorError: ``error``, where the worker cannot be replaced.
+            BaseException: ``error``, where the worker cannot be replaced.
         """
         with self._lock:
             if worker.actor is not dead:
@@ -112,7 +112,7 @@ class Replacements:
             reason = str(error).strip().splitlines()[0]
             self._told.append(f"{place.name} {place.index} was replaced: {reason}")
 
-    def _start(self, worker: RayWorker, place: WorkerPlace, error: RayActorError) -> Any:
+    def _start(self, worker: RayWorker, place: WorkerPlace, error: BaseException) -> Any:
         """A new actor in the same bundle, once the old process is gone and its device with it."""
         departure = Departure([worker.process])
         # It may only be out of reach.
@@ -137,7 +137,7 @@ class Replacements:
                 break
         return ray.get(ref, timeout=0)
 
-    def _bring_weights(self, actor: Any, worker: RayWorker, error: RayActorError) -> None:
+    def _bring_weights(self, actor: Any, worker: RayWorker, error: BaseException) -> None:
         """Weights of the version that the others hold, from whoever has them."""
         if self._version == 0:
             return

@@ -8,7 +8,6 @@ from concurrent.futures import Future
 from typing import Any
 
 import ray
-from ray.exceptions import RayActorError
 from ray.util.placement_group import PlacementGroup, placement_group_table
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
@@ -19,7 +18,7 @@ from rlhf_core.runtime.groups import broadcast_weights, connect_trial, connect_w
 from rlhf_core.runtime.placement import GB, PlacementPlan, WorkerPlace
 from rlhf_core.runtime.ray_actor import RayWorker, RoleActor, get
 from rlhf_core.runtime.ray_replacement import Replacements
-from rlhf_core.runtime.ray_teardown import Departure
+from rlhf_core.runtime.ray_teardown import LOST, Departure
 from rlhf_core.types import CallContext
 
 # Longest time of a role to leave its groups and to end its own processes.
@@ -160,7 +159,7 @@ class RayRuntime:
                     connect_weights(self, self.config)
                     self.replacements.unseated = False
                 return broadcast_weights(learner, rollouts, context)
-            except RayActorError:
+            except LOST:
                 before = self.replacements.count
                 gather(w.look_alive() for place, w in self._workers if "rollout" in place.roles)
                 if self.replacements.count == before:

@@ -12,12 +12,14 @@ from typing import Any
 
 import psutil
 import ray
-from ray.exceptions import RayError
+from ray.exceptions import ObjectLostError, RayActorError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from rlhf_core.node_files import sweep
 
 GONE_TIMEOUT_S = 6.0
+# A process died, or its node with what it had computed.
+LOST = (RayActorError, ObjectLostError)
 
 
 @dataclass(frozen=True)

@@ -13,11 +13,11 @@ from typing import Any, TypeVar
 
 import ray
 from ray import tune
-from ray.exceptions import RayActorError
 from ray.tune.experiment import Trial
 from ray.tune.schedulers import FIFOScheduler, TrialScheduler
 from ray.tune.search import Searcher
 
+from rlhf_core.runtime.ray_teardown import LOST
 from sweeps.driver import SweepDriver
 from sweeps.outcomes import Outcome
 from sweeps.tuning import cluster
@@ -185,8 +185,8 @@ class SweepCallback(_Plugin, tune.Callback):
         error = trial.get_error()
         lost = (
             error is None
-            or isinstance(error, RayActorError)
-            or isinstance(getattr(error, "cause", None), RayActorError)
+            or isinstance(error, LOST)
+            or isinstance(getattr(error, "cause", None), LOST)
         )
         first = str(error).strip().splitlines()[0] if error is not None and str(error) else ""
         reason = first or "a process of the trial was lost and its retries are used up"

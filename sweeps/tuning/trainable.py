@@ -10,11 +10,11 @@ from typing import Any, ClassVar
 
 import ray
 from ray import tune
-from ray.exceptions import RayActorError
 from ray.util import get_current_placement_group
 
 from rlhf_core.errors import DivergedError
 from rlhf_core.runtime.placement import Bundle, PlacementPlan, group_request
+from rlhf_core.runtime.ray_teardown import LOST
 from rlhf_core.store import open_store
 from sweeps.outcomes import Outcome
 from sweeps.programs.base import RunningTrial, TrialContext, load_program
@@ -72,8 +72,8 @@ class ProgramTrainable(tune.Trainable):
         """One iteration; ends the trial with an outcome instead of raising, unless a process was lost."""
         try:
             return self._step()
-        except RayActorError:
-            # Tune skips cleanup() for these.
+        except LOST:
+            # Tune skips cleanup() where a process died.
             self.cleanup()
             raise
         except DivergedError as error:
