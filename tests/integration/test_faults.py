@@ -19,6 +19,7 @@ from sweep_runner import Runner
 import analysis
 
 pytestmark = [pytest.mark.ray, pytest.mark.long]
+TRIALS = 50
 NODE = {"num_cpus": 16, "num_gpus": 3, "memory": 256 * 10**9, "object_store_memory": 120 * 10**6}
 BASE: dict[str, Any] = {
     "rollout": {"prompts_per_iteration": 16, "max_new_tokens": 12, "chunk_size": 4},
@@ -56,7 +57,6 @@ def test_fifty_trials_of_which_many_fail_leave_nothing(runner: Any, tmp_path: Pa
     from ray._private.state import actors, available_resources_per_node
 
     out = tmp_path / "run"
-    count = int(os.environ.get("RLHF_SWEEPS_TEST_TRIALS", "50"))
     runner.run(
         {
             "base": LEAN,
@@ -69,7 +69,7 @@ def test_fifty_trials_of_which_many_fail_leave_nothing(runner: Any, tmp_path: Pa
                 "model.device": {"choice": ["cpu", "cuda"]},
             },
             "search": {
-                "trials": count,
+                "trials": TRIALS,
                 "sampler": "random",
                 "points": [
                     {"reward.function": "sweep_helpers:brevity", "model.device": "cpu"},
@@ -80,7 +80,7 @@ def test_fifty_trials_of_which_many_fail_leave_nothing(runner: Any, tmp_path: Pa
         out,
     )
     sweep = analysis.load(out)
-    assert len(sweep.trials) == count
+    assert len(sweep.trials) == TRIALS
     outcomes = set(sweep.trials["outcome"])
     assert outcomes == {"completed", "failed", "lost"}
     assert "warning" not in sweep.events
