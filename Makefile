@@ -46,6 +46,8 @@ bench: setup
 	done
 	$(BIN)/python tests/benchmarks/weight_delivery.py
 	$(BIN)/python tests/benchmarks/shared_roles.py
+	$(BIN)/python tests/benchmarks/teardown.py
+	$(BIN)/python tests/benchmarks/warm_start.py
 
 lint: setup
 	$(BIN)/ruff check .

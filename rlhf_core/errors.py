@@ -60,6 +60,10 @@ class DivergedError(RlhfError, ArithmeticError):
         return type(self), (self.role, self.tensor, self.detail)
 
 
+class WarmError(RlhfError, RuntimeError):
+    """What a process kept from the last trial is not what a new process would read."""
+
+
 class RankError(RlhfError, RuntimeError):
     """Another rank of a group failed, ended or did not answer; that rank's own error is the cause."""
 

@@ -184,6 +184,9 @@ def _entries() -> Iterable[Metric]:
         "more work than it should. Not there on one node.",
         False,
     )
+    yield m(
+        "runtime/replaced", "workers", "down", "sum", "Workers that died and were replaced.", False
+    )
     yield m("cost/episodes", "episodes", "none", "last", "Episodes sampled so far.")
     yield m("cost/tokens", "tokens", "none", "last", "Response tokens sampled so far.")
     yield m(

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from rlhf_core.assets import read_prompts
+from rlhf_core.models.warm import kept, stamp
 from rlhf_core.seeding import derive
 from rlhf_core.types import Chunk, Prompt
 
@@ -64,8 +65,12 @@ class PromptSet:
     """
 
     def __init__(self, path: str, tokenizer: Any, max_tokens: int, template: str) -> None:
-        rows = read_prompts(Path(path))
-        self.prompts = [encode_prompt(tokenizer, row, max_tokens, template) for row in rows]
+        def read() -> list[Prompt]:
+            rows = read_prompts(Path(path))
+            return [encode_prompt(tokenizer, row, max_tokens, template) for row in rows]
+
+        words = stamp(str(getattr(tokenizer, "name_or_path", "")))
+        self.prompts = kept(("prompts", stamp(path), words, max_tokens, template), read)
 
     def take(self, start: int, count: int, seed: int) -> list[Prompt]:
         """``count`` prompts of an endless stream from position ``start``: pass after pass, each shuffled.

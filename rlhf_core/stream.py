@@ -126,10 +126,10 @@ class RolloutStream:
             self._published = None
         return ready
 
-    def close(self) -> None:
-        """Starts nothing more."""
+    def close(self, *, wait: bool = False) -> None:
+        """Starts nothing more; with ``wait`` it returns when nothing is under way."""
         if self._thread is not None:
-            self._thread.shutdown(wait=False, cancel_futures=True)
+            self._thread.shutdown(wait=wait, cancel_futures=True)
 
     def _submit(self, number: int) -> Future[Sampled]:
         version, parcel = version_of(number, self.interval, self.ahead), None

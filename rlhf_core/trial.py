@@ -256,6 +256,7 @@ class PPOTrial:
         elapsed = phases.total()
         metrics |= phases.metrics()
         metrics |= self._busy(elapsed)
+        metrics |= self.runtime.metrics()
         now = time.perf_counter()
         self.totals["seconds"] += now - self._started
         self._started = now

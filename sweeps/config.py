@@ -125,6 +125,11 @@ class ClusterConfig(Group):
         False,
         "Asks the autoscaler for the nodes of all trials that run at once before the first one starts.",
     )
+    warm: bool = option(
+        True,
+        "The processes of a trial stay for the next one with an equal placement, with models and libraries "
+        "loaded; its numbers are bit for bit those of a trial in new processes.",
+    )
     affinity: Literal["none", "node", "gpu_domain", "zone"] | None = option(
         None, "Sets base.resources.affinity; null leaves it."
     )

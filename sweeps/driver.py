@@ -16,6 +16,7 @@ from rlhf_core.errors import ConfigError
 from rlhf_core.runtime.placement import Node, find_shortfall, group_request, shortfall
 from sweeps.decide.failures import SameFailure
 from sweeps.decide.guards import Guards
+from sweeps.decide.leftovers import Leftovers, beyond, in_words, total
 from sweeps.decide.stopping import Asha, MedianStopping, NoStopping, Stopping
 from sweeps.decide.waiting import GiveUp, Look, Looked, Pending, Tell, Waiting, decide
 from sweeps.load import Loaded
@@ -24,7 +25,7 @@ from sweeps.record import RunDirectory
 from sweeps.services import NoServices, Services
 
 # Keys of Tune's result that belong to the protocol between trial and driver, not to the metrics.
-PROTOCOL = ("outcome", "reason", "traceback", "placement", "durations", "iteration")
+PROTOCOL = ("outcome", "reason", "traceback", "placement", "durations", "iteration", "events")
 
 
 @dataclass
@@ -71,6 +72,12 @@ class ClusterView:
     possible: list[Node]
     asked: list[list[dict[str, float]]]
 
+    @property
+    def used(self) -> dict[str, float]:
+        """What is in use, ``{unit in words: amount}``."""
+        has, free = (total([n.amounts() for n in nodes]) for nodes in (self.live, self.free))
+        return {name: amount - free.get(name, 0.0) for name, amount in has.items()}
+
 
 class SweepDriver:
     """State of a running sweep.
@@ -107,6 +114,7 @@ class SweepDriver:
         guards = loaded.config.guards
         self._guards = Guards(guards.max_kl, guards.patience)
         self.waiting = Waiting()
+        self.leftovers = Leftovers()
         self.first_placement: tuple[str, Mapping[str, Any]] | None = None
         self._lock = threading.RLock()
 
@@ -186,7 +194,13 @@ class SweepDriver:
         """
         with self._lock:
             actions = decide(self.waiting, Pending(frozenset(pending)), now)
-            view = look() if actions else None
+            settling = self.leftovers.settling(
+                [r.trial for r in self.records.values() if r.ended], now
+            )
+            due = self.leftovers.due(now)
+            view = look() if actions or due else None
+            if due and view is not None:
+                self._warn(self.leftovers.looked(view.used, self._held(settling, view), now))
             ended = []
             while actions:
                 action = actions.pop(0)
@@ -198,6 +212,35 @@ class SweepDriver:
                     self.end(action.trial, Outcome.INFEASIBLE, action.reason)
                     ended.append(action.trial)
             return ended
+
+    def free_again(self, view: ClusterView) -> bool:
+        """Whether all resources are as free as before the sweep; all its trials have ended."""
+        return not beyond(view.used, self.leftovers.before or view.used, {})
+
+    def left_over(self, view: ClusterView) -> None:
+        """Records what is not free long after the last trial."""
+        last = max(self.records.values(), key=lambda record: record.times.get("ended", 0.0))
+        missing = beyond(view.used, self.leftovers.before or view.used, {})
+        self._warn((last.trial, in_words(missing)))
+
+    def _held(self, settling: Collection[str], view: ClusterView) -> dict[str, float]:
+        """What trials hold at most; one whose placement group waits holds nothing."""
+        asked, parts = list(view.asked), []
+        for record in self.records.values():
+            if record.ended and record.trial not in settling:
+                continue
+            plan = self.loaded.program.placement(self.loaded.base, record.params)
+            bundles = group_request(plan)["bundles"]
+            if record.state in (State.QUEUED, State.WAITING, State.RETRIED) and bundles in asked:
+                asked.remove(bundles)
+            else:
+                parts += [bundle.amounts() for bundle in plan.bundles]
+        return total(parts)
+
+    def _warn(self, found: tuple[str, str] | None) -> None:
+        if found is not None:
+            trial, warning = found
+            self._line(self.records[trial], warning=warning)
 
     def _looked(self, trial: str, view: ClusterView) -> Looked:
         plan = self.loaded.program.placement(self.loaded.base, self.records[trial].params)
@@ -230,10 +273,12 @@ class SweepDriver:
             return
         if record.state is not State.STARTED:
             record.times["started"] = time.time()
-            if result.get("placement"):
-                self.directory.write_placement(trial, result["placement"])
-                self.first_placement = self.first_placement or (trial, result["placement"])
             self._change(record, State.STARTED)
+        if result.get("placement"):
+            self.directory.write_placement(trial, result["placement"])
+            self.first_placement = self.first_placement or (trial, result["placement"])
+        for event in result.get("events", ()):
+            self._line(record, event=event)
         metrics = numbers(result)
         if metrics:
             record.iteration = int(result.get("iteration", record.iteration))

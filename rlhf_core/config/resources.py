@@ -138,6 +138,13 @@ class ResourcesConfig(Group):
         {},
         "Node labels that every bundle asks for, as {key: value}, {key: [one, of, these]} or {key: '!not this'}.",
     )
+    max_replacements: int = option(
+        2,
+        "Rollout, reference and reward processes that die in a trial are replaced so many times without a trace "
+        "in its numbers; after that, as when another process dies, it is run again from its last checkpoint.",
+        unit="processes",
+        ge=0,
+    )
     roles: RoleResources = group(RoleResources, "What each worker of each role is given.")
 
     def is_shared(self, role: str) -> bool:

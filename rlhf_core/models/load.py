@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from rlhf_core.errors import ConfigError
+from rlhf_core.models.warm import from_shelf, kept, stamp
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -67,6 +68,10 @@ def _load_model(auto: str, source: str, key: str, **options: Any) -> nn.Module:
 
 def load_tokenizer(source: str, key: str = "model.policy") -> Any:
     """The tokenizer of ``source``; one without padding pads with its end-of-sequence token."""
+    return kept(("tokenizer", stamp(source), key), lambda: _tokenizer(source, key))
+
+
+def _tokenizer(source: str, key: str) -> Any:
     tokenizer = _load("AutoTokenizer", source, key)
     if tokenizer.eos_token_id is None:
         raise ConfigError(
@@ -94,16 +99,24 @@ def load_policy(
     source: str, dtype: str, device: torch.device, key: str = "model.policy"
 ) -> nn.Module:
     """A causal language model in evaluation mode (dropout off, in training as well)."""
-    model = _load_model("AutoModelForCausalLM", source, key, dtype=DTYPES[dtype])
-    return model.to(device).eval()
+
+    def read(device: torch.device) -> nn.Module:
+        model = _load_model("AutoModelForCausalLM", source, key, dtype=DTYPES[dtype])
+        return model.to(device).eval()
+
+    return from_shelf(("policy", stamp(source), dtype), device, read)
 
 
 def load_classifier(source: str, dtype: str, device: torch.device, key: str) -> nn.Module:
     """A sequence classifier with one label, in evaluation mode."""
-    model = _load_model(
-        "AutoModelForSequenceClassification", source, key, dtype=DTYPES[dtype], num_labels=1
-    )
-    return model.to(device).eval()
+
+    def read(device: torch.device) -> nn.Module:
+        model = _load_model(
+            "AutoModelForSequenceClassification", source, key, dtype=DTYPES[dtype], num_labels=1
+        )
+        return model.to(device).eval()
+
+    return from_shelf(("classifier", stamp(source), dtype), device, read)
 
 
 def positions(model: nn.Module) -> int | None:
@@ -142,6 +155,17 @@ def load_critic(
     reward: str | None, policy: str, dtype: str, device: torch.device, bias: float = 0.0
 ) -> ValueModel:
     """The critic: trunk and head of the reward model, or the policy's trunk with a zero head."""
+    sources = (stamp(policy), None if reward is None else stamp(reward))
+    return from_shelf(
+        ("critic", *sources, dtype, bias),
+        device,
+        lambda device: _critic(reward, policy, dtype, device, bias),
+    )
+
+
+def _critic(
+    reward: str | None, policy: str, dtype: str, device: torch.device, bias: float
+) -> ValueModel:
     if reward is not None:
         parts = trunk_and_head(load_classifier(reward, dtype, device, "reward.model"))
         if parts is not None:

@@ -14,7 +14,16 @@ from rlhf_core.config.trial import TrialConfig
 from rlhf_core.errors import ConfigError, DivergedError, RlhfError, nearest
 from rlhf_core.generation.sampler import Sampling, sample
 from rlhf_core.models.load import load_policy, load_tokenizer, positions
-from rlhf_core.models.weights import GROUP, Bucket, Header, check_version, load, receive
+from rlhf_core.models.weights import (
+    GROUP,
+    Bucket,
+    Header,
+    buckets_of,
+    check_version,
+    header_of,
+    load,
+    receive,
+)
 from rlhf_core.ranks import Member
 from rlhf_core.store import open_store
 from rlhf_core.types import CallContext, Chunk, Rollout
@@ -76,6 +85,7 @@ class RolloutRole(Member):
         self.device = device
         self.model = load_policy(assets.policy, config.model.dtype, device)
         self.sampler = ResponseSampler(config, assets, self.model)
+        self.bucket_bytes = config.sync.bucket_bytes
         self.version: int | None = 0
 
     def generate(self, context: CallContext, chunk: Chunk) -> Rollout:
@@ -84,13 +94,26 @@ class RolloutRole(Member):
         Raises:
             RlhfError: If the role does not hold the version the caller expects, or none.
         """
+        return self.sampler("rollout", chunk, self._held(context))
+
+    def _held(self, context: CallContext) -> int:
+        """The version held; another than the context's, or none, is an error."""
         if self.version is None:
             raise RlhfError("rollout: the last delivery of weights broke off; deliver them again")
         if context.version is not None and context.version != self.version:
             raise RlhfError(
                 f"rollout: weights have version {self.version}, but {context.version} was expected"
             )
-        return self.sampler("rollout", chunk, self.version)
+        return self.version
+
+    def publish(self, context: CallContext) -> tuple[Header, list[Bucket]]:
+        """The weights held, for a rollout that takes the place of a lost one.
+
+        Raises:
+            RlhfError: As for ``generate``.
+        """
+        header = header_of(self.model, self._held(context), self.bucket_bytes)
+        return header, buckets_of(self.model, header)
 
     def load_weights(self, context: CallContext, header: Header, buckets: Iterable[Bucket]) -> int:
         """Takes delivered weights in place; returns the version now held.

@@ -70,6 +70,10 @@ class Runtime(Protocol):
         """``value`` as an argument of several calls, carried once and not once for each of them."""
         ...
 
+    def metrics(self) -> dict[str, float]:
+        """Metrics of group ``runtime`` since last asked."""
+        ...
+
     def close(self) -> None:
         """Ends every process of the trial and returns when they are gone. May be called twice."""
         ...

@@ -20,10 +20,12 @@ def connect_trial(runtime: Runtime, config: TrialConfig, plan: PlacementPlan) ->
     for role in ("learner", "critic"):
         if len(plan.group(role)) > 1:
             connect(role, [(worker, role) for worker in runtime.group(role).workers], config.sync)
-    if config.sync.transport != "collective" or not (
-        plan.group("learner") and plan.group("rollout")
-    ):
-        return
+    if config.sync.transport == "collective" and plan.group("learner") and plan.group("rollout"):
+        connect_weights(runtime, config)
+
+
+def connect_weights(runtime: Runtime, config: TrialConfig) -> None:
+    """Seats learner and rollouts in the group over which weights are broadcast."""
     learner = runtime.group("learner").workers[0]
     apart = [worker for worker in runtime.group("rollout").workers if worker is not learner]
     if apart:

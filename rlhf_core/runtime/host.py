@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections import defaultdict
@@ -14,6 +15,7 @@ from rlhf_core.assets import Assets
 from rlhf_core.config.trial import TrialConfig
 from rlhf_core.errors import RlhfError
 from rlhf_core.models.load import pick_device
+from rlhf_core.models.warm import Shelf
 from rlhf_core.roles.build import build_role
 from rlhf_core.types import CallContext
 
@@ -29,6 +31,7 @@ class RoleHost:
         roles: Roles to host; each is built at its first call.
         gpus: GPUs the process was given.
         assets: What the roles read; None: what ``config`` names.
+        shelf: Where models stay from one trial to the next; None: nothing stays.
     """
 
     def __init__(
@@ -37,23 +40,49 @@ class RoleHost:
         roles: Sequence[str],
         gpus: float = 0.0,
         assets: Assets | None = None,
+        shelf: Shelf | None = None,
     ) -> None:
-        self.config, self.assets = config, assets
-        self.names = tuple(roles)
-        self.device = pick_device(config.model.device, gpus)
-        torch.set_num_threads(config.resources.threads)
-        if self.device.type == "cuda" and 0 < gpus < 1:
-            # Ray counts shares of a GPU, but lets each process take all of its memory.
-            torch.cuda.set_per_process_memory_fraction(gpus, self.device)
+        self.names, self.gpus, self.assets, self.shelf = tuple(roles), gpus, assets, shelf
         self._roles: dict[str, Any] = {}
         self._busy: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
+        self._begin(config)
+
+    def _begin(self, config: TrialConfig) -> None:
+        self.config = config
+        self.device = pick_device(config.model.device, self.gpus)
+        torch.set_num_threads(config.resources.threads)
+        if self.device.type == "cuda" and 0 < self.gpus < 1:
+            # Ray counts shares of a GPU, but lets each process take all of its memory.
+            torch.cuda.set_per_process_memory_fraction(self.gpus, self.device)
+
+    def reset(self, config: TrialConfig, checks: bool = False) -> None:
+        """Begins another trial: every role is made anew, with the models of the last one where it had them.
+
+        Args:
+            config: The trial.
+            checks: Compares the models that were kept with ones that are read again.
+
+        Raises:
+            WarmError: If one of them is another.
+        """
+        assert self.shelf is not None, "a host without a shelf keeps nothing"
+        built = tuple(self._roles)
+        self._end_roles()
+        self._busy.clear()
+        self.shelf.collect(checks)
+        self._begin(config)
+        for name in built:
+            self.role(name)
+        self.shelf.drop_idle()
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
 
     def role(self, name: str) -> Any:
         """The role object ``name``."""
         if name not in self.names:
             raise RlhfError(f"host: this process hosts {', '.join(self.names)}, not {name!r}")
         if name not in self._roles:
-            with _LOADING:
+            with _LOADING, self.shelf.open(name) if self.shelf else contextlib.nullcontext():
                 self._roles[name] = build_role(name, self.config, self.device, self.assets)
         return self._roles[name]
 
@@ -77,7 +106,13 @@ class RoleHost:
         return dict(self._busy.pop(caller, {}))
 
     def close(self) -> None:
-        """Frees what roles hold besides memory (worker pools)."""
+        """Frees what roles hold besides memory (worker pools), and what was kept for another trial."""
+        self._end_roles()
+        if self.shelf is not None:
+            self.shelf.close()
+            self.shelf = None
+
+    def _end_roles(self) -> None:
         for role in self._roles.values():
             role.close()
         self._roles.clear()

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 from rlhf_core.config.trial import TrialConfig
+from rlhf_core.models.warm import Shelf
+from rlhf_core.node_files import node_root
 from rlhf_core.runtime.base import RoleGroup, gather
 from rlhf_core.runtime.groups import broadcast_weights, connect_trial
 from rlhf_core.runtime.host import RoleHost
@@ -37,6 +40,9 @@ class LocalWorker:
     def hand_over(self, context: CallContext) -> Future[int]:
         return self._do(self.host.hand_over, context)
 
+    def reset(self, config: TrialConfig, checks: bool) -> Future[None]:
+        return self._do(self.host.reset, config, checks)
+
     def close(self) -> None:
         if self._thread is not None:
             # A rank that waits for others ends by its timeout.
@@ -61,12 +67,22 @@ class LocalRuntime:
         config: The trial.
         plan: Its placement; only who hosts what is used.
         gpus: GPUs this process was given.
+        warm: Whether other trials may follow.
     """
 
-    def __init__(self, config: TrialConfig, plan: PlacementPlan, gpus: float = 0.0) -> None:
-        self.config, self.concurrent = config, len(plan.workers) > 1
+    def __init__(
+        self, config: TrialConfig, plan: PlacementPlan, gpus: float = 0.0, warm: bool = False
+    ) -> None:
+        self.config, self.plan, self.concurrent = config, plan, len(plan.workers) > 1
+        run = node_root() / uuid.uuid4().hex if warm else None
         self._workers = [
-            (place, LocalWorker(RoleHost(config, place.roles, gpus), self.concurrent))
+            (
+                place,
+                LocalWorker(
+                    RoleHost(config, place.roles, gpus, shelf=Shelf(run) if run else None),
+                    self.concurrent,
+                ),
+            )
             for place in plan.workers
         ]
         try:
@@ -74,6 +90,15 @@ class LocalRuntime:
         except BaseException:
             self.close()
             raise
+
+    def reset(self, config: TrialConfig, plan: PlacementPlan, checks: bool = False) -> bool:
+        """Begins another trial, as ``RayRuntime.reset``."""
+        if plan != self.plan or any(worker.host.shelf is None for _, worker in self._workers):
+            return False
+        self.config = config
+        gather([worker.reset(config, checks) for _, worker in self._workers])
+        connect_trial(self, config, plan)
+        return True
 
     def group(self, role: str) -> RoleGroup:
         return RoleGroup(role, [worker for place, worker in self._workers if role in place.roles])
@@ -100,6 +125,9 @@ class LocalRuntime:
         done: Future[dict[str, float]] = Future()
         done.set_result({"bytes": float(size)})
         return done
+
+    def metrics(self) -> dict[str, float]:
+        return {}
 
     def close(self) -> None:
         for _, worker in self._workers:

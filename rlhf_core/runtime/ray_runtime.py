@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Sequence
+import uuid
+from collections.abc import Hashable, Sequence
 from concurrent.futures import Future
 from typing import Any
 
-import psutil
 import ray
 from ray.util.placement_group import PlacementGroup, placement_group_table
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from rlhf_core.config.trial import TrialConfig
 from rlhf_core.errors import PlacementError
-from rlhf_core.runtime.base import RoleGroup
-from rlhf_core.runtime.groups import broadcast_weights, connect_trial
+from rlhf_core.runtime.base import RoleGroup, gather
+from rlhf_core.runtime.groups import broadcast_weights, connect_trial, connect_weights
 from rlhf_core.runtime.placement import GB, PlacementPlan, WorkerPlace
 from rlhf_core.runtime.ray_actor import RayWorker, RoleActor, get
+from rlhf_core.runtime.ray_replacement import Replacements
+from rlhf_core.runtime.ray_teardown import LOST, Departure
 from rlhf_core.types import CallContext
 
-GONE_TIMEOUT_S = 8.0
+# Longest time of a role to leave its groups and to end its own processes.
+CLOSE_TIMEOUT_S = 1.5
 ENV_VARS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 
@@ -31,64 +33,101 @@ class RayRuntime:
         config: The trial.
         plan: Its placement.
         placement_group: Ready; its bundles are those of the plan.
+        warm: Whether other trials may follow in the same processes.
     """
 
     concurrent = True
 
     def __init__(
-        self, config: TrialConfig, plan: PlacementPlan, placement_group: PlacementGroup
+        self,
+        config: TrialConfig,
+        plan: PlacementPlan,
+        placement_group: PlacementGroup,
+        warm: bool = False,
     ) -> None:
         if len(placement_group.bundle_specs) != len(plan.bundles):
             raise PlacementError(
                 f"placement: the group has {len(placement_group.bundle_specs)} bundles, the plan "
                 f"{len(plan.bundles)}"
             )
-        self.plan, self.placement_group = plan, placement_group
-        threads = str(config.resources.threads)
-        env = {"env_vars": dict.fromkeys(ENV_VARS, threads)}
-        self.config = config
-        self._actors: list[tuple[WorkerPlace, Any]] = []
-        self._workers: list[RayWorker] = []
-        self._places: list[dict[str, Any]] = []
+        self.plan, self.placement_group, self.config = plan, placement_group, config
+        self._run = uuid.uuid4().hex if warm else None
+        self.replacements = Replacements(config.resources.max_replacements, self._launch)
+        self._workers: list[tuple[WorkerPlace, RayWorker]] = []
+        self._actors: list[Any] = []
         try:
-            self._start(config, env)
+            self._start()
             connect_trial(self, config, plan)
         except BaseException:
             self.close()
             raise
 
-    def _start(self, config: TrialConfig, env: dict[str, Any]) -> None:
-        actor_class, plan = ray.remote(RoleActor), self.plan
-        for worker in plan.workers:
-            share = plan.share(worker)
-            options = actor_class.options(
-                num_cpus=share.cpus,
-                num_gpus=share.gpus,
-                memory=int(share.memory_gb * GB) or None,
-                resources=dict(share.custom),
-                runtime_env=env,
-                scheduling_strategy=PlacementGroupSchedulingStrategy(
-                    placement_group=self.placement_group,
-                    placement_group_bundle_index=worker.bundle,
-                    placement_group_capture_child_tasks=True,
-                ),
-            )
-            self._actors.append((worker, options.remote(config, worker.roles, share.gpus)))
-        self._places = get([actor.start.remote() for _, actor in self._actors])
+    def _start(self) -> None:
+        places = self.plan.workers
+        self._actors = [self._launch(place) for place in places]
+        found = get([actor.where.remote() for actor in self._actors])
+        stand_in, called = self.replacements.stand_in, self.replacements.called
         self._workers = [
-            RayWorker(actor, place["address"])
-            for (_, actor), place in zip(self._actors, self._places, strict=True)
+            (place, RayWorker(actor, where, stand_in, called))
+            for place, actor, where in zip(places, self._actors, found, strict=True)
         ]
+        self.replacements.workers = self._workers
+        get([actor.start.remote() for actor in self._actors])
+
+    def _launch(self, place: WorkerPlace) -> Any:
+        """An actor for ``place``, pinned to its bundle; not started."""
+        config, share = self.config, self.plan.share(place)
+        env = {"env_vars": dict.fromkeys(ENV_VARS, str(config.resources.threads))}
+        options = ray.remote(RoleActor).options(
+            num_cpus=share.cpus,
+            num_gpus=share.gpus,
+            memory=int(share.memory_gb * GB) or None,
+            resources=dict(share.custom),
+            runtime_env=env,
+            scheduling_strategy=PlacementGroupSchedulingStrategy(
+                placement_group=self.placement_group,
+                placement_group_bundle_index=place.bundle,
+                placement_group_capture_child_tasks=True,
+            ),
+        )
+        return options.remote(config, place.roles, share.gpus, self._run)
+
+    def reset(self, config: TrialConfig, plan: PlacementPlan, checks: bool = False) -> bool:
+        """Begins another trial in the same processes; False where they do not suit it.
+
+        Args:
+            config: The trial.
+            plan: Its placement.
+            checks: Compares what the processes kept with what new ones would read.
+
+        Raises:
+            WarmError: If that differs.
+            RayActorError: If a process has died.
+        """
+        if (
+            self._run is None
+            or plan != self.plan
+            or _started_with(config) != _started_with(self.config)
+        ):
+            return False
+        self.config = config
+        self.replacements.begin(config.resources.max_replacements)
+        get([worker.actor.reset.remote(config, checks) for _, worker in self._workers])
+        connect_trial(self, config, plan)
+        return True
 
     def group(self, role: str) -> RoleGroup:
-        return RoleGroup(role, [self._workers[i] for i in self._hosts(role)])
+        return RoleGroup(role, [worker for place, worker in self._workers if role in place.roles])
 
     def share(self, value: Any) -> Any:
         return ray.put(value)
 
-    def _hosts(self, role: str) -> list[int]:
-        """Positions of the workers that host ``role``."""
-        return [i for i, (place, _) in enumerate(self._actors) if role in place.roles]
+    def metrics(self) -> dict[str, float]:
+        return {"runtime/replaced": float(self.replacements.take_count())}
+
+    def events(self) -> list[str]:
+        """What happened to workers since last asked, one line each."""
+        return self.replacements.take_events()
 
     def placement(self) -> dict[str, Any]:
         """The plan with the nodes and devices that were really got, as ``placement.json`` holds it."""
@@ -96,43 +135,72 @@ class RayRuntime:
         nodes = placement_group_table(self.placement_group)["bundles_to_node_id"]
         for bundle in record["bundles"]:
             bundle["node"] = nodes.get(bundle["index"])
-        for worker, place in zip(record["workers"], self._places, strict=True):
-            worker |= {"pid": place["pid"], "gpus": place["gpus"]}
+        for worker, (_, handle) in zip(record["workers"], self._workers, strict=True):
+            worker |= {"pid": handle.process.pid, "gpus": handle.gpus}
         return record
 
     def deliver_weights(self, context: CallContext) -> Future[dict[str, float]]:
         if self.config.sync.transport == "collective":
-            size = broadcast_weights(self.group("learner"), self.group("rollout"), context)
+            size = self._broadcast(context)
         else:
             parcel, size = self.publish(context)
             self.receive(context, parcel)
+        self.replacements.delivered(context.version)
         done: Future[dict[str, float]] = Future()
         done.set_result({"bytes": float(size)})
         return done
 
     def publish(self, context: CallContext) -> tuple[Any, int]:
-        learner = self._actors[self._hosts("learner")[0]][1]
-        parcel = get(learner.publish.remote(context))
+        parcel = get(self.group("learner").workers[0].actor.publish.remote(context))
         return parcel, int(parcel.header.nbytes)
 
     def receive(self, context: CallContext, parcel: Any) -> None:
-        get([self._actors[i][1].receive.remote(context, parcel) for i in self._hosts("rollout")])
+        workers = [worker for place, worker in self._workers if "rollout" in place.roles]
+        gather(worker.receive(context, parcel) for worker in workers)
+        self.replacements.delivered(context.version, learner_too=False)
+
+    def _broadcast(self, context: CallContext) -> int:
+        """Sends the weights over the group; once more, over a new group, when a rollout died in it."""
+        learner, rollouts = self.group("learner"), self.group("rollout")
+        while True:
+            try:
+                if self.replacements.unseated:
+                    connect_weights(self, self.config)
+                    self.replacements.unseated = False
+                return broadcast_weights(learner, rollouts, context)
+            except LOST:
+                before = self.replacements.count
+                gather(w.look_alive() for place, w in self._workers if "rollout" in place.roles)
+                if self.replacements.count == before:
+                    # It was the learner.
+                    raise
 
     def close(self) -> None:
-        """Ends the actors and waits until their processes are gone, so that their devices are free."""
+        """Ends rollouts, process groups and roles, and waits until all processes are gone, on every node."""
+        self.replacements.close()
+        workers, self._workers = self._workers, []
         actors, self._actors = self._actors, []
         if not actors:
             return
-        # A busy or dead actor is killed all the same, and keeps no other from closing.
-        closing = [actor.close.remote() for _, actor in actors]
-        ray.wait(closing, num_returns=len(closing), timeout=2, fetch_local=False)
-        for _, actor in actors:
-            ray.kill(actor)
-        here = ray.get_runtime_context().get_node_id()
-        _wait_gone([place["pid"] for place in self._places if place["node"] == here])
+        processes = [worker.process for _, worker in workers]
+        departure = Departure([*processes, *self.replacements.gone])
+        samplers = [worker.actor for place, worker in workers if place.roles == ("rollout",)]
+        others = [worker.actor for place, worker in workers if place.roles != ("rollout",)]
+        # Others leave their process groups only when nobody samples any more.
+        for group in (samplers, others or actors):
+            _end(group)
+        departure.wait()
 
 
-def _wait_gone(pids: Sequence[int]) -> None:
-    deadline = time.monotonic() + GONE_TIMEOUT_S
-    while any(psutil.pid_exists(pid) for pid in pids) and time.monotonic() < deadline:
-        time.sleep(0.01)
+def _started_with(config: TrialConfig) -> Hashable:
+    """What a process cannot change any more."""
+    return config.resources.threads, config.model.device
+
+
+def _end(actors: Sequence[Any]) -> None:
+    """Lets the actors close and kills them; a busy or dead one is killed all the same, and holds up no other."""
+    closing = [actor.close.remote() for actor in actors]
+    if closing:
+        ray.wait(closing, num_returns=len(closing), timeout=CLOSE_TIMEOUT_S, fetch_local=False)
+    for actor in actors:
+        ray.kill(actor)

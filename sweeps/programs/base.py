@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import yaml
 
@@ -29,6 +29,7 @@ class TrialContext:
         store: Its own store; a trial that finds a checkpoint there goes on from it.
         placement_group: Ray's group with the bundles of ``TrialProgram.placement``, or None outside Ray.
         services: ``{role: a ray_service.Seat as plain values}`` of what ``TrialProgram.services`` asked for.
+        warm: Whether other trials may follow in the same processes.
     """
 
     trial: str
@@ -37,11 +38,17 @@ class TrialContext:
     store: Store
     placement_group: Any = None
     services: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    warm: bool = False
 
 
 @runtime_checkable
 class RunningTrial(Protocol):
-    """A started trial: an iterator of metrics."""
+    """A started trial: an iterator of metrics.
+
+    It may also have ``events() -> list[str]``: what happened to its processes since last asked, for the ledger;
+    and ``restart(TrialContext) -> bool``: begins another trial of the same program in its processes, or False once
+    it has ended them.
+    """
 
     def __iter__(self) -> Iterator[IterationMetrics]: ...
     @property
@@ -64,7 +71,12 @@ class TrialProgram(Protocol):
 
     A program subclasses it and gives at least ``keys``, ``resolve``, ``placement`` and ``start``. All but
     ``start`` and ``judge`` are cheap and run on the driver of a sweep.
+
+    Attributes:
+        warm: Whether a process of it may serve one trial after the other.
     """
+
+    warm: ClassVar[bool] = False
 
     def keys(self) -> tuple[str, ...]:
         """Dotted keys a space may use; a part ``NAME`` stands for any name."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import uuid
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -41,6 +43,8 @@ def trial_config(base: Mapping[str, Any], params: Mapping[str, Any]) -> TrialCon
 
 class PPOProgram(TrialProgram):
     """The built-in program."""
+
+    warm = True
 
     def keys(self) -> tuple[str, ...]:
         return known_keys()
@@ -119,16 +123,51 @@ class RunningPPO:
 
     def __init__(self, config: TrialConfig, context: TrialContext) -> None:
         # Imported where a trial runs: the driver of a sweep needs no torch.
-        from rlhf_core.trial import PPOTrial
+        from rlhf_core.models.warm import Shelf
+        from rlhf_core.node_files import node_root
 
         self.plan, self.services = plan_trial(config), context.services
+        self._events: list[str] = []
+        self._checked = False
+        self._shelf = Shelf(node_root() / uuid.uuid4().hex) if context.warm else None
         self.runtime = self._runtime(config, context)
+        self._begin(config, context)
+
+    def _begin(self, config: TrialConfig, context: TrialContext) -> None:
+        """Makes the loop, from the latest checkpoint where there is one."""
+        from rlhf_core.trial import PPOTrial
+
         try:
-            self.trial = PPOTrial(config, self.runtime, self.plan, context.store, context.trial)
+            with self._shelf.open("trial") if self._shelf else contextlib.nullcontext():
+                self.trial = PPOTrial(config, self.runtime, self.plan, context.store, context.trial)
             self.trial.restore()
         except BaseException:
-            self.runtime.close()
+            self.close()
             raise
+
+    def restart(self, context: TrialContext) -> bool:
+        """Begins another trial in the same processes; False once they are ended, where they do not suit it.
+
+        The first time, what the processes kept is compared with what new ones would read.
+        """
+        config = trial_config(context.base, context.params)
+        plan = plan_trial(config)
+        # What was sampled ahead for the last trial must not reach the roles of this one.
+        self.trial.stream.close(wait=True)
+        try:
+            suits = context.services == self.services and self.runtime.reset(
+                config, plan, not self._checked
+            )
+        # Whatever it was, a cold start is free of it.
+        except Exception as error:  # noqa: BLE001
+            suits = False
+            self._events.append(f"started cold: {error}")
+        if not suits:
+            self.close()
+            return False
+        self._checked = True
+        self._begin(config, context)
+        return True
 
     def _runtime(self, config: TrialConfig, context: TrialContext) -> Any:
         missing = [s.role for s in shared_roles(config) if s.role not in context.services]
@@ -150,7 +189,7 @@ class RunningPPO:
         if config.resources.layout == "fused":
             from rlhf_core.runtime.local import LocalRuntime
 
-            return LocalRuntime(config, self.plan, self.plan.total("gpus"))
+            return LocalRuntime(config, self.plan, self.plan.total("gpus"), context.warm)
         from rlhf_core.runtime.ray_runtime import RayRuntime
 
         if context.placement_group is None:
@@ -158,7 +197,7 @@ class RunningPPO:
                 f"resources.layout: {config.resources.layout!r} needs a Ray placement group; run the trial "
                 "through Ray or use 'fused'"
             )
-        return RayRuntime(config, self.plan, context.placement_group)
+        return RayRuntime(config, self.plan, context.placement_group, context.warm)
 
     def __iter__(self) -> Iterator[IterationMetrics]:
         return iter(self.trial)
@@ -171,6 +210,10 @@ class RunningPPO:
         record = getattr(self.runtime, "placement", self.plan.as_dict)
         names = {role: seat["name"] for role, seat in self.services.items()}
         return {**record(), "services": names}
+
+    def events(self) -> list[str]:
+        told, self._events = [*self._events, *getattr(self.runtime, "events", list)()], []
+        return told
 
     def save_model(self, folder: Path) -> None:
         """Writes the policy with its tokenizer as an ordinary Hugging Face folder.
@@ -188,4 +231,7 @@ class RunningPPO:
             load_tokenizer(resolve(self.trial.config).policy).save_pretrained(str(part))
 
     def close(self) -> None:
-        self.trial.close()
+        self.runtime.close()
+        if self._shelf is not None:
+            self._shelf.close()
+            self._shelf = None

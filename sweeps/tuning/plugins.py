@@ -8,16 +8,16 @@ from __future__ import annotations
 import functools
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import ray
 from ray import tune
-from ray.exceptions import RayActorError
 from ray.tune.experiment import Trial
 from ray.tune.schedulers import FIFOScheduler, TrialScheduler
 from ray.tune.search import Searcher
 
+from rlhf_core.runtime.ray_teardown import LOST
 from sweeps.driver import SweepDriver
 from sweeps.outcomes import Outcome
 from sweeps.tuning import cluster
@@ -59,11 +59,9 @@ class _Plugin:
 class SweepSearcher(_Plugin, Searcher):
     """Hands out the driver's next trial."""
 
-    def __init__(self, key: str, base: Any, program: str, checkpoints: str) -> None:
+    def __init__(self, key: str, fixed: Mapping[str, Any]) -> None:
         super().__init__()
-        self.key, self._fixed = key, {
-            "base": base, "program": program, "checkpoints": checkpoints,
-        }  # fmt: skip
+        self.key, self._fixed = key, fixed
 
     @never_raise(default=Searcher.FINISHED)
     def suggest(self, trial_id: str) -> Any:
@@ -110,6 +108,11 @@ class SweepScheduler(_Plugin, FIFOScheduler):
         return chosen
 
     @never_raise()
+    def on_trial_complete(self, tune_controller: Any, trial: Trial, result: dict[str, Any]) -> None:
+        if self.driver.records[name_of(trial)].outcome not in (Outcome.COMPLETED, Outcome.STOPPED):
+            _start_next_cold(tune_controller, trial)
+
+    @never_raise()
     def _watch(self, tune_controller: Any, now: float) -> None:
         self.driver.services.watch(now)
         live = tune_controller.get_live_trials()
@@ -117,6 +120,13 @@ class SweepScheduler(_Plugin, FIFOScheduler):
         types = cluster.node_types(self.driver.loaded.config.cluster)
         for name in self.driver.watch(pending.keys(), lambda: cluster.view(types), now):
             tune_controller.stop_trial(pending[name])
+
+
+def _start_next_cold(tune_controller: Any, trial: Trial) -> None:
+    """Keeps the process of a failed trial from serving another one."""
+    controller = getattr(tune_controller, "_tune_controller", tune_controller)
+    # Tune keeps processes that it knows as started.
+    controller._started_actors.discard(controller._trial_to_actor.get(trial))
 
 
 class ClusterLost(BaseException):
@@ -177,8 +187,8 @@ class SweepCallback(_Plugin, tune.Callback):
         error = trial.get_error()
         lost = (
             error is None
-            or isinstance(error, RayActorError)
-            or isinstance(getattr(error, "cause", None), RayActorError)
+            or isinstance(error, LOST)
+            or isinstance(getattr(error, "cause", None), LOST)
         )
         first = str(error).strip().splitlines()[0] if error is not None and str(error) else ""
         reason = first or "a process of the trial was lost and its retries are used up"

@@ -5,15 +5,22 @@ from __future__ import annotations
 import logging
 import os
 import tempfile
+import time
+from collections.abc import Sequence
 from typing import Any
 
 from ray import tune
 from ray.tune import CheckpointConfig, FailureConfig, RunConfig, TuneConfig
 
+from rlhf_core.runtime.placement import NodeType
 from sweeps.driver import SweepDriver
 from sweeps.signals import handlers_kept
+from sweeps.tuning import cluster
 from sweeps.tuning.plugins import DRIVERS, ClusterLost, SweepCallback, SweepScheduler, SweepSearcher
 from sweeps.tuning.trainable import ProgramTrainable
+
+# Ray counts what the last trial had as free a moment after its end.
+FREE_TIMEOUT_S = 5.0
 
 
 def run(driver: SweepDriver, checkpoints: str, view: Any = None) -> None:
@@ -26,7 +33,11 @@ def run(driver: SweepDriver, checkpoints: str, view: Any = None) -> None:
     DRIVERS[key] = driver
     loaded = driver.loaded
     _environment(driver.max_concurrent)
-    searcher = SweepSearcher(key, dict(loaded.base), loaded.config.program, checkpoints)
+    types = cluster.node_types(loaded.config.cluster)
+    driver.leftovers.before = cluster.view(types).used
+    warm = loaded.config.cluster.warm and loaded.program.warm
+    fixed = {"program": loaded.config.program, "checkpoints": checkpoints, "warm": warm}
+    searcher = SweepSearcher(key, {"base": dict(loaded.base), **fixed})
     with tempfile.TemporaryDirectory(prefix="rlhf-sweep-") as scratch, handlers_kept():
         tuner = tune.Tuner(
             ProgramTrainable,
@@ -34,6 +45,7 @@ def run(driver: SweepDriver, checkpoints: str, view: Any = None) -> None:
                 search_alg=searcher,
                 scheduler=SweepScheduler(key),
                 num_samples=loaded.config.search.trials,
+                reuse_actors=warm,
                 trial_name_creator=_name,
                 trial_dirname_creator=_name,
             ),
@@ -48,11 +60,22 @@ def run(driver: SweepDriver, checkpoints: str, view: Any = None) -> None:
         )
         try:
             tuner.fit()
+            _wait_free(driver, types)
         except (KeyboardInterrupt, ClusterLost):
             driver.interrupted = True
         finally:
             del DRIVERS[key]
             _settle(driver)
+
+
+def _wait_free(driver: SweepDriver, types: Sequence[NodeType]) -> None:
+    """Returns when the last trials' resources are free, as far as they become so."""
+    deadline = time.monotonic() + FREE_TIMEOUT_S
+    while not driver.free_again(view := cluster.view(types)):
+        if time.monotonic() > deadline:
+            driver.left_over(view)
+            return
+        time.sleep(0.1)
 
 
 def _settle(driver: SweepDriver) -> None:

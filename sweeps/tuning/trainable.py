@@ -5,22 +5,23 @@ from __future__ import annotations
 import time
 import traceback
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import ray
 from ray import tune
-from ray.exceptions import RayActorError
 from ray.util import get_current_placement_group
 
 from rlhf_core.errors import DivergedError
 from rlhf_core.runtime.placement import Bundle, PlacementPlan, group_request
+from rlhf_core.runtime.ray_teardown import LOST
 from rlhf_core.store import open_store
 from sweeps.outcomes import Outcome
 from sweeps.programs.base import RunningTrial, TrialContext, load_program
 
 PPO = "sweeps.programs.ppo:PPOProgram"
 # Keys of a Tune config that are ours; every other key is a dotted parameter.
-OWN_KEYS = ("base", "program", "trial", "checkpoints", "services")
+OWN_KEYS = ("base", "program", "trial", "checkpoints", "services", "warm")
 
 
 def params_of(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -33,7 +34,8 @@ class ProgramTrainable(tune.Trainable):
 
     The config holds dotted parameters, and optionally ``base`` (values or a preset's name), ``program``
     (import path), ``trial`` (id), ``checkpoints`` (URI; without it nothing is saved beyond Tune's folder) and
-    ``services`` (seats of the services that the sweep started for it).
+    ``services`` (seats of the services that the sweep started for it) and ``warm`` (true: the processes of a
+    trial wait for the next one; for a Tuner with ``reuse_actors``).
     """
 
     program_path: ClassVar[str] = PPO
@@ -51,15 +53,28 @@ class ProgramTrainable(tune.Trainable):
     def setup(self, config: dict[str, Any]) -> None:
         # Roles are built in the first step: an error here would look like a lost process.
         self._running: RunningTrial | None = None
+        self._ended_trial: RunningTrial | None = None
         self._metrics: Any = None
         self._born = time.perf_counter()
+        self._warm = bool(config.get("warm"))
+
+    def reset_config(self, new_config: dict[str, Any]) -> bool:
+        """Another trial follows in this process; it starts in the first step as well."""
+        self._rest()
+        self._born = time.perf_counter()
+        return True
+
+    def _rest(self) -> None:
+        """The trial is over, its processes wait for the next one."""
+        if self._running is not None:
+            self._ended_trial, self._running, self._metrics = self._running, None, None
 
     def step(self) -> dict[str, Any]:
         """One iteration; ends the trial with an outcome instead of raising, unless a process was lost."""
         try:
             return self._step()
-        except RayActorError:
-            # Tune skips cleanup() for these.
+        except LOST:
+            # Tune skips cleanup() where a process died.
             self.cleanup()
             raise
         except DivergedError as error:
@@ -73,7 +88,9 @@ class ProgramTrainable(tune.Trainable):
     def _step(self) -> dict[str, Any]:
         result: dict[str, Any] = {}
         if self._running is None:
-            self._running = self._start()
+            self._running, told = self._start()
+            if told:
+                result["events"] = told
             self._metrics = iter(self._running)
             result["placement"] = self._placed(self._running.placement())
             result["durations"] = {"load": time.perf_counter() - self._born}
@@ -81,31 +98,53 @@ class ProgramTrainable(tune.Trainable):
         last = metrics is None or self._running.is_last
         if metrics is not None:
             result |= {"iteration": metrics.iteration, **metrics.values}
+        events = getattr(self._running, "events", list)()
+        if events:
+            result["events"] = [*result.get("events", []), *events]
+            result |= {"placement": self._placed(self._running.placement())}
         if last:
             result |= {"done": True, "outcome": str(Outcome.COMPLETED)}
-            result["durations"] = {**result.get("durations", {}), "stop": self._timed_cleanup()}
+            result["durations"] = {**result.get("durations", {}), "stop": self._timed_end()}
         return result
 
-    def _timed_cleanup(self) -> float:
-        """Ends the roles with the last result, so that the next trial finds their devices free."""
+    def _timed_end(self) -> float:
+        """Ends the roles with the last result, so that the next trial finds their devices free, or keeps them."""
         start = time.perf_counter()
-        self.cleanup()
+        if self._warm:
+            self._rest()
+        else:
+            self.cleanup()
         return time.perf_counter() - start
 
-    def _start(self) -> RunningTrial:
+    def _start(self) -> tuple[RunningTrial, list[str]]:
+        """The trial, in the processes of the last one where it can be, and what happened to those."""
+        context, ended = self._context(), self._ended_trial
+        self._ended_trial = None
+        told: list[str] = []
+        if ended is not None:
+            restarted = getattr(ended, "restart", None)
+            if restarted is not None and restarted(context):
+                return ended, []
+            told = getattr(ended, "events", list)()
+            ended.close()
+            # What could not be kept once is not trusted again.
+            self._warm = self._warm and not told
+        program = load_program(self.config.get("program", self.program_path))
+        return program.start(replace(context, warm=self._warm)), told
+
+    def _context(self) -> TrialContext:
         config = self.config
-        program = load_program(config.get("program", self.program_path))
         trial = config.get("trial", self.trial_id)
         root = config.get("checkpoints") or f"{self.logdir}/trials"
-        context = TrialContext(
+        return TrialContext(
             trial=trial,
             base=_base(config),
             params=params_of(config),
             store=open_store(f"{root}/{trial}"),
             placement_group=get_current_placement_group(),
             services=config.get("services", {}),
+            warm=self._warm,
         )
-        return program.start(context)
 
     def _placed(self, placement: dict[str, Any]) -> dict[str, Any]:
         """Names this process's node where the program did not."""
@@ -124,9 +163,11 @@ class ProgramTrainable(tune.Trainable):
 
     def cleanup(self) -> None:
         """Ends the trial's processes and waits for them."""
-        running, self._running, self._metrics = self._running, None, None
-        if running is not None:
-            running.close()
+        known = (self._running, self._ended_trial)
+        self._running = self._ended_trial = self._metrics = None
+        for running in known:
+            if running is not None:
+                running.close()
 
     def save_checkpoint(self, checkpoint_dir: str) -> dict[str, Any]:
         # Checkpoints are the program's, in its own store; a restarted trial finds the latest there.

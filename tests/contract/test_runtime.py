@@ -134,9 +134,9 @@ def started(request: pytest.FixtureRequest, zoo: Zoo) -> Iterator[Started]:
             request.getfixturevalue("joined")
             from rlhf_core.runtime.ray_runtime import RayRuntime
 
-            runtime: Any = RayRuntime(config, plan, stack.enter_context(_group(plan)))
+            runtime: Any = RayRuntime(config, plan, stack.enter_context(_group(plan)), warm=True)
         else:
-            runtime = LocalRuntime(config, plan)
+            runtime = LocalRuntime(config, plan, warm=True)
         stack.callback(runtime.close)
         metrics = [repeatable(m.values) for m in PPOTrial(config, runtime, plan)]
         yield Started(kind, ranks, config, plan, runtime, metrics)
@@ -313,6 +313,52 @@ def test_two_callers_get_what_each_would_get_alone(started: Started) -> None:
     assert not torch.equal(one.tokens_BL, two.tokens_BL)
 
 
+def test_a_warm_trial_is_a_cold_one_bit_for_bit(
+    started: Started, expected: Callable[[int], list[dict[str, float]]], zoo: Zoo
+) -> None:
+    """Every option that a trial may change is another; then all is as it was, the first weights included."""
+    other = _config(
+        zoo, seed=7, sync__interval=1, rollout__temperature=0.7, rollout__max_new_tokens=6,
+        optim__policy__lr=1e-3, ppo__gamma=0.9, sync__bucket_mb=0.01,
+        model__reference=zoo.policies["Llama"], reward__function="core_rewards:vowels",
+        sync__transport=started.config.sync.transport,
+    )  # fmt: skip
+    plan = _plan(started.kind, other, started.ranks)
+    assert started.runtime.reset(other, plan, checks=True)
+    warm = [repeatable(m.values) for m in PPOTrial(other, started.runtime, plan)]
+    runtime = LocalRuntime(
+        other, _plan("fused" if started.ranks == 1 else "split", other, started.ranks)
+    )
+    try:
+        assert warm == [repeatable(m.values) for m in PPOTrial(other, runtime, runtime.plan)]
+    finally:
+        runtime.close()
+    assert warm != started.metrics
+    assert started.runtime.reset(started.config, started.plan)
+    trial = PPOTrial(started.config, started.runtime, started.plan)
+    assert [repeatable(m.values) for m in trial] == expected(started.ranks)
+
+
+def test_other_places_are_another_runtime(started: Started) -> None:
+    plan = replace(started.plan, strategy="STRICT_SPREAD")
+    assert not started.runtime.reset(started.config, plan)
+
+
+def test_a_rollout_takes_over_the_weights_of_another(started: Started) -> None:
+    context, other = CallContext("a", 12), CallContext("a", 11)
+    started.runtime.deliver_weights(context).result()
+    first, chunk = started.group("rollout").workers[0], started.chunk()
+    want = first.call("rollout", "generate", context, chunk).result()
+    header, buckets = first.call("rollout", "publish", context).result()
+    assert header.version == 12
+    with pytest.raises(RlhfError, match="have version 12, but 11 was expected"):
+        first.call("rollout", "publish", other).result()
+    last = started.group("rollout").workers[-1]
+    last.call("rollout", "load_weights", context, header, buckets).result()
+    got = last.call("rollout", "generate", context, chunk).result()
+    assert torch.equal(got.logprobs_BT, want.logprobs_BT)
+
+
 def test_errors_raised_on_purpose_arrive_as_themselves(started: Started) -> None:
     rollout = started.group("rollout")
     long = Chunk(0, (Prompt("", (5,) * 200),), 0)
@@ -397,8 +443,52 @@ def _below(process: psutil.Process, text: str) -> list[psutil.Process]:
     return found
 
 
+def _lives(process: psutil.Process) -> bool:
+    """A process that ended and is not yet reaped has given up its devices."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return process.status() != psutil.STATUS_ZOMBIE
+    return False
+
+
 def _actors() -> list[psutil.Process]:
     return _below(psutil.Process(), "ray::RoleActor")
+
+
+def test_dead_workers_are_replaced_and_their_calls_repeated(started: Started) -> None:
+    """Over both transports; the weights are those of the version that the dead one held."""
+    if started.kind != "ray":
+        assert started.runtime.metrics() == {}
+        return
+    from ray.exceptions import RayActorError
+
+    group, chunk = started.group("rollout"), started.chunk()
+    started.runtime.deliver_weights(CallContext("a", 13)).result()
+    context = CallContext("a", 13)
+    want = group.call("generate", context, chunk).result()
+    pids = [w["pid"] for w in started.runtime.placement()["workers"]]
+    psutil.Process(pids[0]).kill()
+    # The learner no longer has these weights, the other rollout has.
+    shared = started.runtime.share(_experience(started, chunk))
+    gather(started.group("learner").call_all("update", ANY, shared, settings([[0, 1]])))
+    for got in group.map("generate", [(context, (chunk,))] * 4):
+        assert torch.equal(got.logprobs_BT, want.logprobs_BT)
+    assert started.runtime.metrics() == {"runtime/replaced": 1.0}
+    assert started.runtime.metrics() == {"runtime/replaced": 0.0}
+    (event,) = started.runtime.events()
+    assert event.startswith("rollout 0 was replaced: ")
+    now = [w["pid"] for w in started.runtime.placement()["workers"]]
+    assert now[0] != pids[0]
+    assert now[1:] == pids[1:]
+    # The next one dies in a delivery.
+    psutil.Process(pids[1]).kill()
+    started.runtime.deliver_weights(CallContext("a", 14)).result()
+    one, two = gather(group.call_all("generate", CallContext("a", 14), chunk))
+    assert torch.equal(one.logprobs_BT, two.logprobs_BT)
+    assert not torch.equal(one.logprobs_BT, want.logprobs_BT)
+    # That was the last one that is replaced.
+    psutil.Process(now[0]).kill()
+    with pytest.raises(RayActorError):
+        group.workers[0].call("rollout", "generate", ANY, chunk).result()
 
 
 def test_close_leaves_no_process(started: Started) -> None:
@@ -410,24 +500,20 @@ def test_close_leaves_no_process(started: Started) -> None:
         assert len({b["node"] for b in record["bundles"]}) == 2
         assert [w["bundle"] for w in record["workers"]] == list(range(1, 3 + started.ranks))
         assert all(len(w["gpus"]) == 1 for w in record["workers"])
-        workers = [psutil.Process(w["pid"]) for w in record["workers"]]
+        workers = [psutil.Process(w["pid"]) for w in record["workers"][1:]]
     pools = [p for process in workers or [psutil.Process()] for p in _below(process, "spawn_main")]
     assert len(pools) == 2
     if workers:
         from ray.exceptions import RayActorError
 
-        workers[0].kill()
-        with pytest.raises(RayActorError):
-            started.group("rollout").call("generate", ANY, started.chunk()).result()
-        batch = (
-            started.group("rollout").workers[1].call("rollout", "generate", ANY, started.chunk())
-        )
+        sampler = started.group("rollout").workers[1]
+        batch = sampler.call("rollout", "generate", ANY, started.chunk())
         workers[-1].kill()
         # The other rank does not wait for its timeout, and the cause is what is raised.
         with pytest.raises(RayActorError):
             started.group("critic").together("values", ANY, batch.result()).result(timeout=60)
     started.runtime.close()
-    # Processes of other nodes, here on one machine, are not waited for.
-    _gone, alive = psutil.wait_procs([*workers, *pools], timeout=5)
-    assert alive == []
+    # Those of the other node as well; the pools of a killed process end themselves.
+    assert [process for process in workers if _lives(process)] == []
+    assert psutil.wait_procs(pools, timeout=5)[1] == []
     started.runtime.close()

@@ -20,11 +20,25 @@ def brevity(
     return [-float(len(response.split())) for response in responses]
 
 
+def letters(
+    prompts: list[str], responses: list[str], metadata: list[Mapping[str, Any]]
+) -> list[float]:
+    """Responses with many an e are good."""
+    return [float(response.count("e")) for response in responses]
+
+
 def broken(
     prompts: list[str], responses: list[str], metadata: list[Mapping[str, Any]]
 ) -> list[float]:
     """A bug in user code."""
     raise KeyError("no such rating")
+
+
+def dies(
+    prompts: list[str], responses: list[str], metadata: list[Mapping[str, Any]]
+) -> list[float]:
+    """Ends its process."""
+    os._exit(1)
 
 
 def dies_once(

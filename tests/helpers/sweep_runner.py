@@ -18,13 +18,13 @@ class Runner:
     def __init__(self, address: str) -> None:
         self.address = address
 
-    def run(self, values: dict[str, Any], out: Path) -> Results:
+    def run(self, values: dict[str, Any], out: Path, warm: bool = True) -> Results:
         base = {"extends": "tiny", **values.get("base", {})}
         sweep = {
             "selection": {"test_prompts": 0},
             "scheduler": {"kind": "none"},
             **values,
             "base": values["base"] if "program" in values else base,
-            "cluster": {**values.get("cluster", {}), "address": self.address},
+            "cluster": {**values.get("cluster", {}), "address": self.address, "warm": warm},
         }
         return Sweep.from_dict(sweep).run(out, Console(file=io.StringIO()))

@@ -137,3 +137,22 @@ def test_json_is_strict() -> None:
     assert json.loads(text) == {"a": None, "b": [1.5, None], "c": {"d": "x"}}
     with pytest.raises(TypeError):
         strict_json({"a": object()})
+
+
+def test_what_happened_to_processes_stands_in_the_ledger_with_their_new_places(
+    tmp_path: Path,
+) -> None:
+    driver = make(tmp_path)
+    record = driver.next_trial()
+    assert record is not None
+    driver.placed(record.trial)
+    file = tmp_path / "trials/t0000/placement.json"
+    driver.result(record.trial, {"iteration": 1, "script/loss": 1.0, "placement": {"pid": 1}})
+    told = {"events": ["rollout 0 was replaced: it died"], "placement": {"pid": 2}}
+    driver.result(record.trial, {"iteration": 2, "script/loss": 1.0, **told})
+    assert json.loads(file.read_text()) == {"pid": 2}
+    lines = [json.loads(line) for line in (tmp_path / "trials.jsonl").read_text().splitlines()]
+    assert [(line["state"], line.get("event")) for line in lines] == [
+        ("queued", None), ("placed", None), ("started", None),
+        ("started", "rollout 0 was replaced: it died"),
+    ]  # fmt: skip

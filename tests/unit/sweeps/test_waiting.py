@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
+from gpu_driver import LARGE, SMALL, make, started
 
 from rlhf_core.runtime.placement import Node, NodeType, with_node_types
 from sweeps.decide.waiting import Action, GiveUp, Look, Looked, Pending, Tell, Waiting, decide
-from sweeps.driver import ClusterView, SweepDriver
+from sweeps.driver import ClusterView
 from sweeps.live import waiting_lines
-from sweeps.load import load_sweep
 from sweeps.outcomes import Outcome, State
-from sweeps.record import RunDirectory
-from sweeps.tuning.study import Study
 
 ONE, TWO = frozenset({"t1"}), frozenset({"t1", "t2"})
 
@@ -88,28 +85,6 @@ def test_what_no_longer_waits_is_forgotten() -> None:
     assert decide(state, Looked("t9", "nowhere", ""), 22.0) == []
 
 
-SMALL, LARGE = Node("small", 8.0, 0.0, 8.0), Node("large", 8.0, 1.0, 8.0)
-
-
-def make(tmp_path: Path, **values: Any) -> SweepDriver:
-    loaded = load_sweep(
-        {
-            "program": "sweep_helpers:GpuScriptProgram",
-            "space": {"gpus": {"choice": [0, 1]}},
-            "search": {
-                "trials": 4, "objective": "script/loss", "direction": "minimize",
-                "points": [{"gpus": 1}, {"gpus": 0}, {"gpus": 1}, {"gpus": 0}],
-            },
-            "scheduler": {"kind": "none"},
-            **values,
-        }
-    )  # fmt: skip
-    study: Any = Study(tmp_path, "s", loaded.config.search, loaded.space, lambda params: [])
-    driver = SweepDriver(loaded, RunDirectory(tmp_path), study, [SMALL, LARGE], 1)
-    driver.waiting = Waiting(notice_s=10, every_s=5, patience_s=60)
-    return driver
-
-
 def view(live: list[Node], free: list[Node], types: list[NodeType] | None = None) -> ClusterView:
     asked = [[{"CPU": 1.0, "GPU": 1.0}]]
     return ClusterView(live, free, with_node_types(live, types or []), asked)
@@ -118,12 +93,6 @@ def view(live: list[Node], free: list[Node], types: list[NodeType] | None = None
 def states(tmp_path: Path) -> list[tuple[str, str]]:
     lines = [json.loads(line) for line in (tmp_path / "trials.jsonl").read_text().splitlines()]
     return [(line["trial"], line["state"]) for line in lines]
-
-
-def started(driver: SweepDriver) -> str:
-    record = driver.next_trial()
-    assert record is not None
-    return record.trial
 
 
 def test_a_trial_whose_node_is_gone_leaves_its_slot_and_ends_as_infeasible(tmp_path: Path) -> None:
