@@ -13,9 +13,11 @@ from curves import curve
 from safetensors.torch import load_file, save_file
 
 import analysis
+from rlhf_core.config import resolve_trial
+from sweeps.train import train
 
 pytestmark = pytest.mark.ray
-SHARED = {"placement": "shared", "gpus": 0.5}
+SHARED = {"placement": "shared", "gpus": 0.5, "cpus": 1.0}
 QUICK: dict[str, Any] = {
     "rollout": {"prompts_per_iteration": 16, "max_new_tokens": 12, "chunk_size": 8},
     "eval": {"prompts": 16, "every_iterations": 2},
@@ -47,47 +49,49 @@ def others(builtin_task: Path, tmp_path_factory: pytest.TempPathFactory) -> tupl
 
 
 @pytest.fixture(scope="module")
-def sweeps(
+def shared(
     ray_address: str, others: tuple[str, str, str], tmp_path_factory: pytest.TempPathFactory
-) -> dict[str, Path]:
-    """The same three trials with roles of their own and with shared ones."""
+) -> Path:
+    """Three trials with shared roles, two of them at a time."""
     from sweep_runner import Runner
 
-    root = tmp_path_factory.mktemp("shared")
+    out = tmp_path_factory.mktemp("shared") / "run"
     points = [
         {"reward.model": model, "ppo.kl.coef": coef}
         for model, coef in zip(others, (0.05, 0.2, 0.05), strict=True)
     ]
-    for name in ("private", "shared"):
-        Runner(ray_address).run(
-            {
-                "base": _base("fused", name == "shared"),
-                "space": {
-                    "reward.model": {"choice": list(others)},
-                    "ppo.kl.coef": {"float": [0.01, 0.3]},
-                },
-                "search": {"trials": 3, "points": points},
+    Runner(ray_address).run(
+        {
+            "base": _base("fused", shared=True),
+            "space": {
+                "reward.model": {"choice": list(others)},
+                "ppo.kl.coef": {"float": [0.01, 0.3]},
             },
-            root / name,
-        )
-    return {name: root / name for name in ("private", "shared")}
+            "search": {"trials": 3, "points": points, "max_concurrent": 2},
+        },
+        out,
+    )
+    return out
+
+
+def _alone(out: Path, trial: str, folder: Path) -> dict[int, dict[str, float]]:
+    """Curve of the same trial without a sweep, every role its own."""
+    config = json.loads((out / f"trials/{trial}/config.json").read_text())
+    list(train(resolve_trial(config, trial), folder / trial))
+    return curve(folder / trial / "metrics.jsonl")
 
 
 def test_shared_roles_give_the_numbers_of_private_ones_bit_for_bit(
-    sweeps: dict[str, Path],
+    shared: Path, tmp_path: Path
 ) -> None:
-    private, shared = (
-        [curve(sweeps[name] / f"trials/{trial}/metrics.jsonl") for trial in TRIALS]
-        for name in ("private", "shared")
-    )
-    assert [len(one) for one in shared] == [3, 3, 3]
-    assert shared == private
+    for trial in TRIALS:
+        served = curve(shared / f"trials/{trial}/metrics.jsonl")
+        assert sorted(served) == [0, 1, 2]
+        assert served == _alone(shared, trial, tmp_path)
 
 
-def test_equal_models_are_one_service_and_another_model_is_another(
-    sweeps: dict[str, Path],
-) -> None:
-    out = sweeps["shared"]
+def test_equal_models_are_one_service_and_another_model_is_another(shared: Path) -> None:
+    out = shared
     records = [json.loads((out / f"trials/{t}/placement.json").read_text()) for t in TRIALS]
     first, second, third = (record["services"] for record in records)
     assert first == second
@@ -101,37 +105,33 @@ def test_equal_models_are_one_service_and_another_model_is_another(
     assert placed == sorted({*first.values(), *third.values()})
 
 
-def test_a_trial_pays_for_its_part_of_the_services(sweeps: dict[str, Path]) -> None:
-    finals = analysis.load(sweeps["shared"]).iterations.groupby("trial", observed=True).last()
-    own = finals["cost/gpu_seconds"]
-    private = analysis.load(sweeps["private"]).iterations.groupby("trial", observed=True).last()
-    assert (own > 0).all()
-    assert (finals["util/busy_reference"] > 0).all()
-    assert finals["util/busy_reward"].between(0, 1).all()
-    assert set(finals.columns) == set(private.columns)
+def test_a_trial_pays_for_its_part_of_the_services(shared: Path) -> None:
+    iterations = analysis.load(shared).iterations
+    for _, rows in iterations.groupby("trial", observed=True):
+        last = rows.iloc[-1]
+        # Its own bundle has a GPU for 4 CPUs, services have one for 2: they are in the bill.
+        assert 1 / 4 < last["cost/gpu_seconds"] / last["cost/cpu_seconds"] < 1 / 2
+        assert rows["cost/gpu_seconds"].is_monotonic_increasing
+        assert 0 < last["util/busy_reference"] <= 1
+        assert 0 < last["util/busy_reward"] <= 1
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("merge", [False, True])
-def test_roles_in_processes_share_too(
-    runner: Any, tmp_path: Path, sweeps: dict[str, Path], merge: bool
-) -> None:
-    """The first two trials again, each role in a process of its own."""
+def test_roles_in_processes_share_too(runner: Any, tmp_path: Path, merge: bool) -> None:
     points = [{"ppo.kl.coef": 0.05}, {"ppo.kl.coef": 0.2}]
     base = _base("split", shared=True, merge=merge)
     base["resources"]["roles"]["rollout"] = {"workers": 1}
     search = {"trials": 2, "points": points}
     space = {"ppo.kl.coef": {"choice": [0.05, 0.2]}}
     runner.run({"base": base, "space": space, "search": search}, tmp_path / "run")
-    served, private = (
-        [curve(out / f"trials/{trial}/metrics.jsonl") for trial in TRIALS[:2]]
-        for out in (tmp_path / "run", sweeps["private"])
-    )
-    if not merge:
-        assert served == private
-    # The first evaluation has seen no update that could amplify last bits.
-    for mine, theirs in zip(served, private, strict=True):
-        assert mine[0] == pytest.approx(theirs[0], abs=1e-5)
+    for trial in TRIALS[:2]:
+        served = curve(tmp_path / f"run/trials/{trial}/metrics.jsonl")
+        private = _alone(tmp_path / "run", trial, tmp_path)
+        if not merge:
+            assert served == private
+        # The first evaluation has seen no update that could amplify last bits.
+        assert served[0] == pytest.approx(private[0], abs=1e-5)
 
 
 def _dying(tmp_path: Path, name: str, replacements: int) -> dict[str, Any]:
