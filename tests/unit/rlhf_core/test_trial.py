@@ -88,7 +88,11 @@ def test_every_metric_is_in_the_catalogue(zoo: Zoo, base: list[IterationMetrics]
         )
     )  # fmt: skip
     reported |= {name for m in with_everything for name in m.values}
-    assert set(names_under(["length"])) - reported <= {"time/checkpoint", "util/imbalance"}
+    assert set(names_under(["length"])) - reported <= {
+        "time/checkpoint",
+        "util/imbalance",
+        "runtime/replaced",
+    }
     assert reported <= set(names_under(["length"]))
 
 
