@@ -45,6 +45,7 @@ bench: setup
 		$(BIN)/python tests/benchmarks/ppo_iteration.py --size $$size; \
 	done
 	$(BIN)/python tests/benchmarks/weight_delivery.py
+	$(BIN)/python tests/benchmarks/load.py
 
 lint: setup
 	$(BIN)/ruff check .

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import pandas as pd
 
+from analysis.files import replacing
 from rlhf_core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -219,10 +219,6 @@ def save(figure: Figure, path: str | Path) -> Path:
             f"a plot's suffix must be one of {', '.join(known)}, got {target.name!r}; use .png"
         )
     target.parent.mkdir(parents=True, exist_ok=True)
-    draft = target.with_name(f".{target.name}.{os.getpid()}.part")
-    try:
+    with replacing(target) as draft:
         figure.savefig(draft, format=kind, dpi=DPI)
-        draft.replace(target)
-    finally:
-        draft.unlink(missing_ok=True)
     return target
