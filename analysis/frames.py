@@ -204,7 +204,10 @@ def placements_frame(rows: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
 
 
 def trials_frame(
-    states: Mapping[str, Record], params: Mapping[str, Record], axes: Mapping[str, Axis]
+    states: Mapping[str, Record],
+    params: Mapping[str, Record],
+    axes: Mapping[str, Axis],
+    sweep: str,
 ) -> pd.DataFrame:
     """One row per trial, without the metrics: state, lineage, parameters and durations."""
     ids = list(states)
@@ -214,6 +217,7 @@ def trials_frame(
         return [states[i].get(name) for i in ids]
 
     frame = pd.DataFrame(index=index)
+    frame["sweep"] = pd.Categorical([sweep] * len(ids))
     frame["number"] = _integers(column("number"))
     frame["state"] = _category([s or "unknown" for s in column("state")], STATES)
     frame["outcome"] = _category(column("outcome"), OUTCOMES)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import glob
+import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -60,7 +60,9 @@ def load(
 def _matching(source: str) -> list[Any]:
     if not any(sign in source for sign in _PATTERN) or Path(source).exists() or "://" in source:
         return [source]
-    return [path for path in sorted(glob.glob(source)) if _readable(Path(path))]
+    start = Path(os.sep if source.startswith(os.sep) else ".")
+    found = sorted(start.glob(source.lstrip(os.sep)))
+    return [path for path in found if _readable(path)]
 
 
 def _readable(path: Path) -> bool:

@@ -34,8 +34,7 @@ def from_run_directory(root: Path, cache: bool | None = None) -> Sweep:
     missing = {"metrics.jsonl": expected} | missing
     warnings += [f"{file}: missing for {_listed(t)}" for file, t in missing.items() if t]
     placed = [row for t, doc in placements.items() for row in frames.placement_rows(t, doc)]
-    trials = frames.trials_frame(states, params, axes(space))
-    trials.insert(0, "sweep", pd.Categorical([str(info.get("name") or root.name)] * len(trials)))
+    trials = frames.trials_frame(states, params, axes(space), str(info.get("name") or root.name))
     asked = info.get("trials")
     warnings += unfinished(trials, asked if isinstance(asked, int) else 0)
     return Sweep(

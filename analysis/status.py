@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from analysis.leaderboard import leaderboard
-from analysis.sweep import UNDER_WAY, Sweep
 from analysis.names import duration, number
+from analysis.sweep import UNDER_WAY, Sweep
 from rlhf_core.errors import ConfigError
 
 if TYPE_CHECKING:

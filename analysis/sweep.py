@@ -126,10 +126,12 @@ def _plain_categories(frame: pd.DataFrame) -> pd.DataFrame:
     """Categories of one type, which is all that Parquet knows; objects as text."""
     import pandas as pd
 
-    changed = {}
+    changed: dict[str, Any] = {}
     for name, column in frame.items():
         if isinstance(column.dtype, pd.CategoricalDtype) and column.cat.categories.dtype == object:
-            changed[name] = column.cat.rename_categories([str(c) for c in column.cat.categories])
+            changed[str(name)] = column.cat.rename_categories(
+                [str(c) for c in column.cat.categories]
+            )
         elif column.dtype == object:
-            changed[name] = column.astype("str")
+            changed[str(name)] = column.astype("str")
     return frame.assign(**changed)

@@ -49,8 +49,7 @@ class Foreign:
         if self.objective:
             info["objective"] = self.objective
         states = {trial: {"durations": {}, **state} for trial, state in self.states.items()}
-        trials = frames.trials_frame(states, self.params, axes(self.space))
-        trials.insert(0, "sweep", pd.Categorical([self.name] * len(trials)))
+        trials = frames.trials_frame(states, self.params, axes(self.space), self.name)
         read = {trial: frames.curves(lines) for trial, lines in self.lines.items()}
         iterations = frames.iterations_frame(read)
         joined = with_metrics(trials, iterations, info)

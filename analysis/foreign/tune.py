@@ -13,11 +13,7 @@ from analysis.sweep import Sweep
 
 _RESULTS = ("result.json", "progress.csv")
 # What Tune adds to each result and what is no metric.
-_TUNE_OWN = frozenset(
-    "config pid node_ip hostname date trial_id experiment_id experiment_tag done "
-    "should_checkpoint checkpoint_dir_name training_iteration timestamp iterations_since_restore "
-    "time_since_restore timesteps_total timesteps_since_restore episodes_total".split()
-)
+_TUNE_OWN = frozenset(("config","pid","node_ip","hostname","date","trial_id","experiment_id","experiment_tag","done","should_checkpoint","checkpoint_dir_name","training_iteration","timestamp","iterations_since_restore","time_since_restore","timesteps_total","timesteps_since_restore","episodes_total",))
 _OWN_NAMES = {
     "time_this_iter_s": "time/iteration",
     "time_total_s": "time/total",
@@ -65,8 +61,8 @@ def _results(folder: Path, warnings: list[str]) -> list[dict[str, Any]]:
             continue
         if name == "result.json":
             return read_lines(file, f"{folder.name}/{name}", warnings)
-        rows: list[dict[str, Any]] = pd.read_csv(file).to_dict("records")
-        return rows
+        rows = pd.read_csv(file).to_dict("records")
+        return [{str(k): v for k, v in row.items()} for row in rows]
     return []
 
 

@@ -69,7 +69,7 @@ def _runs(table: pd.DataFrame, found: Foreign) -> None:
     for number, row in enumerate(table.to_dict("records")):
         trial = _distinct(str(row["Name"]), found.states)
         state, outcome = _STATES.get(str(row.get("State", "finished")), ("unknown", None))
-        created = pd.to_datetime(row.get("Created"), utc=True, errors="coerce")
+        created = pd.to_datetime(str(row.get("Created")), utc=True, errors="coerce")
         started = created.timestamp() if pd.notna(created) else None
         found.states[trial] = {
             "number": number, "state": state, "outcome": outcome, "started": started,
