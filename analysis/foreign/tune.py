@@ -13,7 +13,28 @@ from analysis.sweep import Sweep
 
 _RESULTS = ("result.json", "progress.csv")
 # What Tune adds to each result and what is no metric.
-_TUNE_OWN = frozenset(("config","pid","node_ip","hostname","date","trial_id","experiment_id","experiment_tag","done","should_checkpoint","checkpoint_dir_name","training_iteration","timestamp","iterations_since_restore","time_since_restore","timesteps_total","timesteps_since_restore","episodes_total",))
+_TUNE_OWN = frozenset(
+    (
+        "config",
+        "pid",
+        "node_ip",
+        "hostname",
+        "date",
+        "trial_id",
+        "experiment_id",
+        "experiment_tag",
+        "done",
+        "should_checkpoint",
+        "checkpoint_dir_name",
+        "training_iteration",
+        "timestamp",
+        "iterations_since_restore",
+        "time_since_restore",
+        "timesteps_total",
+        "timesteps_since_restore",
+        "episodes_total",
+    )
+)
 _OWN_NAMES = {
     "time_this_iter_s": "time/iteration",
     "time_total_s": "time/total",

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import datetime
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -19,6 +20,7 @@ Method = Literal["ped-anova", "fanova"]
 _FEWEST = 6
 # PED-ANOVA compares the best trials with all; of fewer than these there is no distribution.
 _TOP_TRIALS = 4
+_TREES = 32
 
 
 def importance(
@@ -32,7 +34,7 @@ def importance(
     Args:
         sweep: A loaded sweep.
         method: ``ped-anova`` or ``fanova``.
-        repeats: Resamples of trials for the interval.
+        repeats: Resamples of trials for the interval; 0 leaves it NaN.
         seed: Of the resampling, and of the forest of fANOVA.
 
     Returns:
@@ -50,14 +52,14 @@ def importance(
     axes = {key: axis for key, axis in sweep.axes.items() if _usable(done, key)}
     if len(done) < _FEWEST or len(axes) < 2:
         return pd.DataFrame(columns=["importance", "low", "high"], dtype="float64")
-    frozen = _trials(done, axes)
+    points, count = _points(done, axes), len(done)
     rng = np.random.default_rng(seed)
-    whole = _shares(frozen, sweep, method, seed)
+    whole = _shares(points.trials(range(count)), sweep, method, seed)
     drawn = [
-        _shares([frozen[i] for i in rng.integers(0, len(frozen), len(frozen))], sweep, method, seed)
+        _shares(points.trials(rng.integers(0, count, count)), sweep, method, seed)
         for _ in range(repeats)
     ]
-    resampled = pd.DataFrame(drawn)
+    resampled = pd.DataFrame(drawn, columns=list(axes), dtype="float64")
     low, high = (resampled.quantile(q) for q in (0.025, 0.975))
     frame = pd.DataFrame({"importance": pd.Series(whole), "low": low, "high": high})
     frame.index.name = "parameter"
@@ -69,19 +71,41 @@ def _usable(done: pd.DataFrame, key: str) -> bool:
     return column in done and done[column].notna().all() and done[column].nunique() > 1
 
 
-def _trials(done: pd.DataFrame, axes: Mapping[str, Axis]) -> list[optuna.trial.FrozenTrial]:
-    import optuna
+class _Points(NamedTuple):
+    """Completed trials as Optuna sees them: parameters and value of each, and the distributions."""
 
-    spread = {key: _distribution(done[f"params.{key}"], axis) for key, axis in axes.items()}
-    made = []
-    for row in done.to_dict("records"):
-        params = {key: _plain(row[f"params.{key}"]) for key in axes}
-        made.append(
-            optuna.trial.create_trial(
-                params=params, distributions=spread, value=float(row["value"])
+    params: list[dict[str, Any]]
+    values: list[float]
+    distributions: dict[str, Any]
+
+    def trials(self, chosen: Any) -> list[optuna.trial.FrozenTrial]:
+        """The trials at these places, each a trial of its own also where one was drawn twice."""
+        from optuna.trial import FrozenTrial, TrialState
+
+        now = datetime.datetime.now()
+        return [
+            FrozenTrial(
+                number=number,
+                trial_id=number,
+                state=TrialState.COMPLETE,
+                value=self.values[place],
+                datetime_start=now,
+                datetime_complete=now,
+                params=self.params[place],
+                distributions=self.distributions,
+                user_attrs={},
+                system_attrs={},
+                intermediate_values={},
             )
-        )
-    return made
+            for number, place in enumerate(chosen)
+        ]
+
+
+def _points(done: pd.DataFrame, axes: Mapping[str, Axis]) -> _Points:
+    spread = {key: _distribution(done[f"params.{key}"], axis) for key, axis in axes.items()}
+    rows = done.to_dict("records")
+    params = [{key: _plain(row[f"params.{key}"]) for key in axes} for row in rows]
+    return _Points(params, [float(row["value"]) for row in rows], spread)
 
 
 def _distribution(values: pd.Series[Any], axis: Axis) -> Any:
@@ -128,5 +152,5 @@ def _evaluator(method: Method, count: int, seed: int) -> Any:
     from optuna.importance import FanovaImportanceEvaluator, PedAnovaImportanceEvaluator
 
     if method == "fanova":
-        return FanovaImportanceEvaluator(seed=seed, n_trees=32)
+        return FanovaImportanceEvaluator(seed=seed, n_trees=_TREES)
     return PedAnovaImportanceEvaluator(target_quantile=min(0.5, max(0.1, _TOP_TRIALS / count)))
