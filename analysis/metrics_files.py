@@ -103,7 +103,7 @@ def _write_cache(path: Path, mark: str, frame: pd.DataFrame, warnings: list[str]
     try:
         with replacing(path) as draft:
             pq.write_table(
-                table, draft, compression="zstd", compression_level=1, use_dictionary=["trial"],
+                table, draft, compression="lz4", use_dictionary=["trial"],
                 use_byte_stream_split=[c for c in arrays if pa.types.is_floating(arrays[c].type)],
                 write_statistics=False,
             )  # fmt: skip

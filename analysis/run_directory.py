@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -91,8 +92,11 @@ def _lines(path: Path, name: str, warnings: list[str]) -> list[dict[str, Any]]:
 
 
 def _add_unlisted(root: Path, states: dict[str, dict[str, Any]], warnings: list[str]) -> None:
-    folder = root / "trials"
-    found = sorted(p.name for p in folder.iterdir() if p.is_dir()) if folder.is_dir() else []
+    try:
+        with os.scandir(root / "trials") as entries:
+            found = sorted(entry.name for entry in entries if entry.is_dir())
+    except (FileNotFoundError, NotADirectoryError):
+        return
     for trial in found:
         if trial not in states:
             warnings.append(f"trials.jsonl: no line of trial {trial}, which has a folder")

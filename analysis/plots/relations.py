@@ -41,7 +41,7 @@ def staleness_data(sweep: Sweep) -> Relations:
     points["interval"] = _param(sweep, "sync.interval")
     points["staleness"] = _mean(sweep, "staleness/mean")
     causes = {"interval": "sync.interval [iterations]", "staleness": "mean staleness [versions]"}
-    effects = {"value": axis_label(_objective(sweep)), "rate": "iterations per minute"}
+    effects = {"value": axis_label(sweep.metric), "rate": "iterations per minute"}
     return _relations(f"{sweep.name}: stale weights", points, causes, effects)
 
 
@@ -49,9 +49,10 @@ def ratio_data(sweep: Sweep) -> Relations:
     """CPUs for each GPU of each trial, as placed, against throughput and the bill."""
     points = _speed(sweep)
     bundles = sweep.placements.drop_duplicates(["trial", "bundle"])
+    # The head of a trial has no GPU, and its CPU feeds none.
+    bundles = bundles[bundles["gpus"] > 0]
     sums = bundles.groupby(bundles["trial"].astype("str"))[["cpus", "gpus"]].sum()
-    ratio = (sums["cpus"] / sums["gpus"]).where(sums["gpus"] > 0)
-    points["ratio"] = ratio.reindex(points.index)
+    points["ratio"] = (sums["cpus"] / sums["gpus"]).reindex(points.index)
     points["tokens"] = _mean(sweep, "rollout/tokens_per_second")
     spent, done = (sweep.trials.get(f"final.cost/{c}") for c in ("gpu_seconds", "episodes"))
     if spent is not None and done is not None:
@@ -69,10 +70,6 @@ def _speed(sweep: Sweep) -> pd.DataFrame:
     points = sweep.trials[["value"]].assign(fate=style.fates(sweep.trials))
     points["rate"] = 60.0 / _mean(sweep, "time/iteration")
     return points
-
-
-def _objective(sweep: Sweep) -> str:
-    return sweep.metric
 
 
 def _param(sweep: Sweep, key: str) -> pd.Series[float]:
@@ -122,9 +119,9 @@ def draw_relations(data: Relations) -> Figure:
         pairs = [[(next(iter(data.causes)), e) for e in data.effects]]
     figure = style.new_figure(0.9 + 2.3 * len(pairs))
     grid = figure.subplots(len(pairs), len(pairs[0]), squeeze=False)
-    for row, line in zip(grid, pairs, strict=True):
+    for level, (row, line) in enumerate(zip(grid, pairs, strict=True)):
         for place, (axes, (cause, effect)) in enumerate(zip(row, line, strict=True)):
-            bottom = row is grid[-1]
+            bottom = level == len(pairs) - 1
             _draw_panel(axes, data, cause, effect)
             style.name_axes(
                 axes,

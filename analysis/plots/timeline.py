@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 _MOST_LANES = 64
 _BEGIN, _END = ("placed", "started"), ("ended", "retried", "interrupted", "queued", "waiting")
+_MOST_RIMMED = 60
 _ROUNDING = 1e-6
 
 
@@ -172,12 +173,14 @@ def _draw_bars(axes: Axes, data: Timeline, size: float) -> None:
     rows = data.bars
     wide = rows["share"].to_numpy() * 0.8
     offsets = _offsets(rows)
+    # Rims tell few bars apart and would hide many.
+    rim = 0.6 if rows.groupby("lane").size().max() <= _MOST_RIMMED else 0.0
     for fate, group in rows.groupby("fate"):
         chosen = rows.index.get_indexer(group.index)
         axes.barh(
             group["lane"] - 0.4 + offsets[chosen], (group["end"] - group["begin"]) / size,
             left=group["begin"] / size, height=wide[chosen], align="edge",
-            color=style.LOOKS[str(fate)].color, edgecolor="white", linewidth=0.6, zorder=3,
+            color=style.LOOKS[str(fate)].color, edgecolor="white", linewidth=rim, zorder=3,
         )  # fmt: skip
     _name_bars(axes, rows, size, data.best)
 

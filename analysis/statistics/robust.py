@@ -67,9 +67,15 @@ def bootstrap(
     """
     arrays = _arrays(strata)
     rng = np.random.default_rng(seed)
-    drawn = [
-        statistic([a[rng.integers(0, a.size, a.size)] for a in arrays]) for _ in range(repeats)
-    ]
+    drawn: Any
+    if statistic is iqm:
+        # All resamples at once; a loop takes a hundred times as long.
+        pooled = [a[rng.integers(0, a.size, (repeats, a.size))] for a in arrays]
+        drawn = stats.trim_mean(np.concatenate(pooled, axis=1), 0.25, axis=1)
+    else:
+        drawn = [
+            statistic([a[rng.integers(0, a.size, a.size)] for a in arrays]) for _ in range(repeats)
+        ]
     low, high = np.quantile(drawn, [(1 - level) / 2, (1 + level) / 2])
     return Interval(float(statistic(arrays)), float(low), float(high))
 

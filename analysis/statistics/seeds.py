@@ -33,7 +33,7 @@ class SeedNoise(NamedTuple):
     high: float
 
 
-def seed_noise(groups: Sequence[Any], repeats: int = 2000, seed: int = 0) -> SeedNoise:
+def seed_noise(groups: Sequence[Any], repeats: int = 1000, seed: int = 0) -> SeedNoise:
     """One-way random effects (method of moments) over runs of several configurations.
 
     Args:
