@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from analysis.names import axis_label, shorten
 from analysis.plots import style
-from analysis.plots.parameters import ParameterPoints, parameter_data, positions, set_scale
+from analysis.plots.parameters import ParameterPoints, parameter_data
+from analysis.plots.scales import positions, set_scale
 from analysis.space import Axis
 from analysis.statistics.importance import importance
 from analysis.sweep import Sweep
@@ -51,7 +52,8 @@ def draw_contour(data: ParameterPoints) -> Figure:
     style.quiet(axes)
     names = shorten(axis.key for axis in data.axes)
     places = []
-    for axis, along in zip(data.axes, ("x", "y"), strict=True):
+    sides: tuple[Literal["x", "y"], ...] = ("x", "y")
+    for axis, along in zip(data.axes, sides, strict=True):
         place, ticks = positions(data.points[axis.key], axis)
         set_scale(axes, place, axis, ticks, along)
         # Trials that share a value would hide one another.

@@ -8,7 +8,8 @@ import numpy as np
 
 from analysis.names import number, shorten
 from analysis.plots import style
-from analysis.plots.parameters import ParameterPoints, parameter_data, positions
+from analysis.plots.parameters import ParameterPoints, parameter_data
+from analysis.plots.scales import positions
 from analysis.plots.ticks import wrap
 from analysis.space import Axis
 from analysis.sweep import Sweep
@@ -138,5 +139,5 @@ def _colour_bar(figure: Figure, axes: Axes, low: float, high: float) -> Any:
         ScalarMappable(Normalize(low, high), style.SCALE), ax=axes, fraction=0.025, pad=0.02
     )
     bar.ax.tick_params(labelsize=style.SMALL, labelcolor=style.INK)
-    bar.outline.set_visible(False)  # type: ignore[operator]
+    bar.ax.set_frame_on(False)
     return bar

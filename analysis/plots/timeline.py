@@ -90,9 +90,10 @@ class _Lanes:
     def __init__(self, sweep: Sweep) -> None:
         bundles = sweep.placements.drop_duplicates(["trial", "bundle"])
         self.needs: dict[str, list[tuple[str, float]]] = {}
-        for row in bundles.itertuples(index=False):
-            gpus = 0.0 if pd.isna(row.gpus) else float(row.gpus)
-            self.needs.setdefault(str(row.trial), []).append((str(row.node), gpus))
+        wanted = (bundles[name].tolist() for name in ("trial", "node", "gpus"))
+        for trial, node, gpus in zip(*wanted, strict=True):
+            held = 0.0 if pd.isna(gpus) else float(gpus)
+            self.needs.setdefault(str(trial), []).append((str(node), held))
         # Trials without a GPU are drawn too, in lanes of their own.
         self.plain = not any(gpus > 0 for own in self.needs.values() for _, gpus in own)
         self.names: list[str] = []
@@ -190,7 +191,7 @@ def _offsets(rows: pd.DataFrame) -> np.ndarray:
     offsets = np.zeros(len(rows))
     for _, lane in rows.reset_index(drop=True).groupby("lane"):
         held: list[tuple[float, float, float]] = []
-        for place, row in zip(lane.index, lane.itertuples(), strict=True):
+        for place, row in zip(lane.index, _stays_of(lane), strict=True):
             held = [h for h in held if h[0] > row.begin + _ROUNDING]
             taken: Sequence[float] = sorted(h[1] for h in held)
             start = 0.0
@@ -206,12 +207,25 @@ def _offsets(rows: pd.DataFrame) -> np.ndarray:
 def _name_bars(axes: Axes, rows: pd.DataFrame, size: float, best: str | None) -> None:
     """Ids inside the bars that are wide enough for them; the best in any case."""
     whole = float(rows["end"].max())
-    for row in rows.itertuples():
-        wide = (row.end - row.begin) / whole
-        if row.trial != best and (wide < 0.012 * len(row.trial) or row.share < 0.5):
+    for stay in _stays_of(rows):
+        wide = (stay.end - stay.begin) / whole
+        if stay.trial != best and (wide < 0.012 * len(stay.trial) or stay.share < 0.5):
             continue
         axes.text(
-            (row.begin + row.end) / 2 / size, row.lane, row.trial, ha="center", va="center",
+            (stay.begin + stay.end) / 2 / size, stay.lane, stay.trial, ha="center", va="center",
             fontsize=style.SMALL - 1, color=style.BEST, clip_on=True, zorder=5,
-            fontweight="bold" if row.trial == best else "normal", path_effects=style.halo(),
+            fontweight="bold" if stay.trial == best else "normal", path_effects=style.halo(),
         )  # fmt: skip
+
+
+class _Stay(NamedTuple):
+    trial: str
+    lane: int
+    begin: float
+    end: float
+    share: float
+
+
+def _stays_of(rows: pd.DataFrame) -> list[_Stay]:
+    columns = [rows[name].tolist() for name in _Stay._fields]
+    return [_Stay(*values) for values in zip(*columns, strict=True)]

@@ -98,7 +98,7 @@ def _judged(sweep: Sweep, best: str) -> str:
     before, after, gain, error, prompts = known
     return (
         f"On {prompts} prompts never trained on, its held-out reward went from {number(before)} to "
-        f"{number(after)}: {number(gain)} ± {number(error, 2)} (standard error)."
+        f"{number(after)}, a gain of {number(gain)} ± {number(error, 2)} (standard error)."
     )
 
 
@@ -108,12 +108,16 @@ def _against_chance(sweep: Sweep) -> str:
     if len(course) < 4 or half["best"].isna().iloc[-1]:
         return ""
     row = half.iloc[-1]
-    inside = row["random_low"] <= row["best"] <= row["random_high"]
+    sign = -1.0 if sweep.objective.ascending else 1.0
+    ahead, behind = row["best"] - row["random_high"], row["best"] - row["random_low"]
+    if sweep.objective.ascending:
+        ahead, behind = behind, ahead
+    verdict = "within" if sign * ahead <= 0 <= sign * behind else "outside"
     return (
         f"After {len(half)} of {len(course)} trials the best was {number(float(row['best']))}; of the "
         f"same trials in random order it would have been {number(float(row['random']))} "
-        f"({number(float(row['random_low']))} to {number(float(row['random_high']))}), so this order "
-        f"was {'no different from' if inside else 'not'} chance."
+        f"({number(float(row['random_low']))} to {number(float(row['random_high']))}), which "
+        f"is {verdict} what chance explains."
     )
 
 
@@ -132,8 +136,9 @@ def _hacked(sweep: Sweep) -> str:
     signs = hacking_signs(sweep)
     if signs.empty or not signs["hacked"].any():
         return ""
-    worst = signs[signs["hacked"]]["drop"].idxmax()
-    row = signs.loc[worst]
+    shown = signs[signs["hacked"]]
+    place = int(shown["drop"].to_numpy().argmax())
+    worst, row = shown.index[place], shown.iloc[place]
     return (
         f"{int(signs['hacked'].sum())} of {len(signs)} trials show reward hacking: in {worst} the "
         f"held-out reward fell by {number(float(row['drop']))} after iteration {int(row['peak'])} "

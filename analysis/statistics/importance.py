@@ -68,7 +68,7 @@ def importance(
 
 def _usable(done: pd.DataFrame, key: str) -> bool:
     column = f"params.{key}"
-    return column in done and done[column].notna().all() and done[column].nunique() > 1
+    return column in done and bool(done[column].notna().all()) and done[column].nunique() > 1
 
 
 class _Points(NamedTuple):
@@ -138,7 +138,7 @@ def _shares(
     level = optuna.logging.get_verbosity()
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     try:
-        study = optuna.create_study(direction=sweep.direction)
+        study = optuna.create_study(direction=sweep.objective.direction)
         # add_trials would copy each trial deeply, for every resample; they are only read.
         setattr(study, "get_trials", lambda **_: trials)  # noqa: B010
         return optuna.importance.get_param_importances(
