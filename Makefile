@@ -48,6 +48,8 @@ bench: setup
 	$(BIN)/python tests/benchmarks/shared_roles.py
 	$(BIN)/python tests/benchmarks/teardown.py
 	$(BIN)/python tests/benchmarks/warm_start.py
+	$(BIN)/python tests/benchmarks/dispatch.py
+	$(BIN)/python tests/benchmarks/load.py
 
 lint: setup
 	$(BIN)/ruff check .

@@ -4,7 +4,8 @@
     >>> sweep = analysis.load("runs/quickstart")
     >>> analysis.leaderboard(sweep, top=5)
 
-Importing it is cheap: pandas and matplotlib come with the first call that needs them.
+Importing it is cheap: pandas, scipy and matplotlib come with the first call that needs them.
+``analysis.statistics`` and ``analysis.plots`` hold what is behind the report.
 """
 
 from __future__ import annotations
@@ -18,7 +19,24 @@ from analysis.load import Sweep, load
 from analysis.status import render_status, status
 
 if TYPE_CHECKING:
-    from analysis.plots import plot_learning_curves, plot_parameters, save
+    from analysis.plots import (
+        plot_contour,
+        plot_costs,
+        plot_course,
+        plot_front,
+        plot_imbalance,
+        plot_importance,
+        plot_learning_curves,
+        plot_parallel,
+        plot_parameters,
+        plot_ratio,
+        plot_seeds,
+        plot_staleness,
+        plot_survival,
+        plot_timeline,
+        save,
+    )
+    from analysis.report import write_report
 
 __all__ = [
     "Sweep",
@@ -28,22 +46,36 @@ __all__ = [
     "findings",
     "leaderboard",
     "load",
+    "plot_contour",
+    "plot_costs",
+    "plot_course",
+    "plot_front",
+    "plot_imbalance",
+    "plot_importance",
     "plot_learning_curves",
+    "plot_parallel",
     "plot_parameters",
+    "plot_ratio",
+    "plot_seeds",
+    "plot_staleness",
+    "plot_survival",
+    "plot_timeline",
     "render_leaderboard",
     "render_status",
     "save",
     "status",
+    "write_report",
 ]
 
-_PLOTS = ("plot_learning_curves", "plot_parameters", "save")
+_LATE = {name: "analysis.plots" for name in __all__ if name.startswith("plot_") or name == "save"}
+_LATE["write_report"] = "analysis.report"
 
 
 def __getattr__(name: str) -> Any:
-    if name in _PLOTS:
-        return getattr(import_module("analysis.plots"), name)
+    if name in _LATE:
+        return getattr(import_module(_LATE[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_PLOTS})
+    return sorted({*globals(), *_LATE})

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+import orjson
 
 from rlhf_core.errors import ConfigError
 
@@ -43,14 +48,16 @@ def read_document(path: Path, name: str) -> dict[str, Any]:
     return dict(document)
 
 
-def read_object(path: Path, name: str, warnings: list[str]) -> dict[str, Any] | None:
+def read_object(path: str | Path, name: str, warnings: list[str]) -> dict[str, Any] | None:
     """A small JSON object written once, or None where it is missing or unreadable.
 
     Only the unreadable file is reported here; whether a missing one is a fault depends on the
     trial's state, which the caller knows.
     """
     try:
-        found = json.loads(path.read_bytes())
+        # Thousands of small files: without the detour over Path.
+        with open(path, "rb") as file:  # noqa: PTH123
+            found = _parse(file.read())
     except FileNotFoundError:
         return None
     except ValueError as error:
@@ -81,7 +88,7 @@ def read_lines(path: Path, name: str, warnings: list[str]) -> list[dict[str, Any
         if not line.strip():
             continue
         try:
-            record = json.loads(line)
+            record = _parse(line)
         except ValueError:
             record = None
         if isinstance(record, dict):
@@ -90,3 +97,22 @@ def read_lines(path: Path, name: str, warnings: list[str]) -> list[dict[str, Any
             where = "torn last line" if number == count else "no JSON object"
             warnings.append(f"{name} line {number}: {where}, skipped")
     return records
+
+
+def _parse(text: bytes) -> Any:
+    """Fast, and where that refuses (NaN, very large integers) as the standard library reads it."""
+    try:
+        return orjson.loads(text)
+    except orjson.JSONDecodeError:
+        return json.loads(text)
+
+
+@contextmanager
+def replacing(target: Path) -> Iterator[Path]:
+    """A draft beside ``target`` that takes its place at the end; a reader never sees half a file."""
+    draft = target.with_name(f".{target.name}.{os.getpid()}.part")
+    try:
+        yield draft
+        draft.replace(target)
+    finally:
+        draft.unlink(missing_ok=True)

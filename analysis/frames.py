@@ -17,33 +17,28 @@ STATES = ("queued", "waiting", "placed", "started", "retried", "interrupted", "e
 OUTCOMES = ("completed", "stopped", "diverged", "infeasible", "failed", "lost")
 DURATIONS = ("queue", "placement", "start", "run", "stop")
 _LASTING = ("number", "parent_id", "fork_iteration", "iteration", "value", "reason")
-_PLACEMENT = {
-    "trial": "str",
-    "worker": "str",
-    "roles": "str",
-    "bundle": "Int64",
-    "node": "str",
-    "cpus": "float64",
-    "gpus": "float64",
-    "memory_gb": "float64",
-}
+_PLACEMENT = ("trial", "worker", "roles", "bundle", "node", "cpus", "gpus", "memory_gb")
 
 
 def events_frame(lines: Sequence[Record]) -> pd.DataFrame:
     """The ledger as written: a row per line, ``durations`` spread over ``duration.*`` columns."""
-    flat = []
-    for line in lines:
-        row = {k: v for k, v in line.items() if k != "durations"}
-        row |= {f"duration.{k}": v for k, v in _durations(line).items()}
-        flat.append(row)
-    first = ("time", "trial", "number", "state", "outcome", "reason", *_LASTING[1:5])
-    columns = list(dict.fromkeys([*first, *(k for row in flat for k in row)]))
-    frame = pd.DataFrame(flat, columns=columns)
+    known = ("time", "trial", "number", "state", "outcome", "reason", *_LASTING[1:5])
+    others = dict.fromkeys(key for line in lines for key in line)
+    others.pop("durations", None)
+    columns: dict[str, Any] = {
+        name: [line.get(name) for line in lines] for name in dict.fromkeys([*known, *others])
+    }
+    spent = [_durations(line) for line in lines]
+    for phase in dict.fromkeys(key for own in spent for key in own):
+        columns[f"duration.{phase}"] = [own.get(phase) for own in spent]
     for name in ("number", "fork_iteration", "iteration"):
-        frame[name] = _integers(frame[name])
+        columns[name] = _integers(columns[name])
     for name in ["time", "value", *(c for c in columns if c.startswith("duration."))]:
-        frame[name] = _floats(frame[name])
-    return frame.astype(dict.fromkeys(("trial", "state", "outcome", "reason", "parent_id"), "str"))
+        columns[name] = _floats(columns[name])
+    columns["trial"] = _category(columns["trial"], list(dict.fromkeys(columns["trial"])))
+    columns["state"] = _category(columns["state"], STATES)
+    columns["outcome"] = _category(columns["outcome"], OUTCOMES)
+    return pd.DataFrame(columns).astype({"reason": "str", "parent_id": "str"})
 
 
 def last_states(lines: Sequence[Record]) -> dict[str, dict[str, Any]]:
@@ -94,6 +89,11 @@ def curves(lines: Sequence[Record]) -> Curves:
         groups.setdefault(tuple(latest[iteration]), []).append(place)
     columns: dict[str, np.ndarray] = {}
     odd: set[str] = set()
+    if len(groups) == 1:
+        (names,) = groups
+        block, odd = _block([latest[i] for i in order], names)
+        columns = dict(zip(names, block.T, strict=True))
+        groups = {}
     for names, places in groups.items():
         block, unclean = _block([latest[order[p]] for p in places], names)
         odd |= unclean
@@ -130,7 +130,9 @@ def iterations_frame(metrics: Mapping[str, Curves]) -> pd.DataFrame:
     names = {name for own in metrics.values() for name in own.columns} - {"timestamp"}
     parts = [own.iteration for own in metrics.values()]
     frame: dict[str, Any] = {
-        "trial": pd.array(np.repeat(np.array(list(metrics), dtype=object), lengths), dtype="str"),
+        "trial": pd.Categorical.from_codes(
+            np.repeat(np.arange(len(metrics)), lengths), categories=pd.Index(metrics, dtype="str")
+        ),
         "iteration": np.concatenate(parts) if parts else np.array([], dtype=np.int64),
     }
     for name in ["timestamp", *sorted(names)]:
@@ -140,14 +142,31 @@ def iterations_frame(metrics: Mapping[str, Curves]) -> pd.DataFrame:
                 values[start : start + len(own.iteration)] = own.columns[name]
         if name not in odd or np.isfinite(values).any():
             frame[name] = values
-    return pd.DataFrame(frame)
+    return pd.DataFrame(frame, copy=False)
 
 
 def final_values(iterations: pd.DataFrame) -> pd.DataFrame:
     """The last finite value of every metric by trial, as ``final.<metric>`` float64 columns."""
-    metrics = [c for c in iterations.columns if c not in ("trial", "iteration", "timestamp")]
-    last = iterations.groupby("trial", sort=False)[metrics].last()
-    return last.add_prefix("final.")
+    trial = iterations["trial"]
+    # The rows of a trial stand together.
+    starts = np.flatnonzero(np.r_[True, np.diff(trial.cat.codes) != 0][: len(trial)])
+    index = pd.Index(trial.iloc[starts].astype("str"), name="trial")
+    final = {f"final.{c}": _last_finite(iterations[c], starts) for c in metric_names(iterations)}
+    return pd.DataFrame(final, index=index)
+
+
+def _last_finite(values: pd.Series[Any], starts: np.ndarray) -> np.ndarray:
+    held = values.to_numpy()
+    if not len(held):
+        return held
+    places = np.where(np.isfinite(held), np.arange(len(held)), -1)
+    last = np.maximum.reduceat(places, starts)
+    return np.where(last >= 0, held[last], np.nan)
+
+
+def metric_names(iterations: pd.DataFrame) -> list[str]:
+    """The metrics among the columns of ``Sweep.iterations``."""
+    return [str(c) for c in iterations.columns if c not in ("trial", "iteration", "timestamp")]
 
 
 def placement_rows(trial: str, stored: Record) -> list[dict[str, Any]]:
@@ -178,25 +197,32 @@ def placements_frame(rows: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
     for name in ("cpus", "gpus", "memory_gb"):
         frame[name] = _floats(frame[name])
     frame["bundle"] = _integers(frame["bundle"])
-    return frame.astype({c: kind for c, kind in _PLACEMENT.items() if kind == "str"})
+    for name in ("trial", "node"):
+        held = list(dict.fromkeys(frame[name].dropna()))
+        frame[name] = pd.Categorical(frame[name], categories=pd.Index(held, dtype="str"))
+    return frame.astype({"worker": "str", "roles": "str"})
 
 
 def trials_frame(
-    states: Mapping[str, Record], params: Mapping[str, Record], axes: Mapping[str, Axis]
+    states: Mapping[str, Record],
+    params: Mapping[str, Record],
+    axes: Mapping[str, Axis],
+    sweep: str,
 ) -> pd.DataFrame:
     """One row per trial, without the metrics: state, lineage, parameters and durations."""
     ids = list(states)
     index = pd.Index(ids, name="trial", dtype="str")
 
-    def column(name: str) -> pd.Series[Any]:
-        return pd.Series([states[i].get(name) for i in ids], index=index, dtype="object")
+    def column(name: str) -> list[Any]:
+        return [states[i].get(name) for i in ids]
 
     frame = pd.DataFrame(index=index)
+    frame["sweep"] = pd.Categorical([sweep] * len(ids))
     frame["number"] = _integers(column("number"))
-    frame["state"] = _category(column("state").fillna("unknown"), STATES)
+    frame["state"] = _category([s or "unknown" for s in column("state")], STATES)
     frame["outcome"] = _category(column("outcome"), OUTCOMES)
-    frame["reason"] = column("reason").fillna("").astype("str")
-    frame["parent_id"] = column("parent_id").astype("str")
+    frame["reason"] = pd.array([r or "" for r in column("reason")], dtype="str")
+    frame["parent_id"] = pd.array(column("parent_id"), dtype="str")
     frame["fork_iteration"] = _integers(column("fork_iteration"))
     frame["iteration"] = _integers(column("iteration"))
     frame["value"] = _floats(column("value"))
@@ -208,7 +234,7 @@ def trials_frame(
     spent = dict.fromkeys([*DURATIONS, *(k for s in states.values() for k in s["durations"])])
     for name in spent:
         values = [states[i]["durations"].get(name) for i in ids]
-        frame[f"duration.{name}"] = _floats(pd.Series(values, index=index, dtype="object"))
+        frame[f"duration.{name}"] = _floats(values)
     order = frame.assign(_id=frame.index).sort_values(["number", "_id"], kind="stable").index
     return frame.loc[order]
 
@@ -236,7 +262,7 @@ def parameter_column(values: Sequence[Any], axis: Axis | None, index: pd.Index) 
     if plain and (axis is None or axis.kind != "float") and all(isinstance(v, int) for v in known):
         return held.astype("Int64")
     if plain:
-        return _floats(held)
+        return pd.Series(_floats(held), index=index)
     offered = [_label(v) for v in (axis.values if axis else ())]
     seen = sorted({_label(v) for v in known} - set(offered), key=str)
     labels = [None if isinstance(v, _Missing) else _label(v) for v in values]
@@ -256,21 +282,24 @@ def _durations(line: Record) -> dict[str, Any]:
     return dict(stored) if isinstance(stored, Mapping) else {}
 
 
-def _category(values: pd.Series[Any], known: Sequence[str]) -> pd.Series[Any]:
-    others = sorted({str(v) for v in values.dropna()} - set(known))
-    text = values.map(str, na_action="ignore")
-    return pd.Series(pd.Categorical(text, categories=[*known, *others]), index=values.index)
+def _category(values: Iterable[Any], known: Sequence[Any]) -> pd.Categorical:
+    """Values as text, in the order of ``known`` and then of the alphabet."""
+    text = [None if pd.isna(v) else str(v) for v in values]
+    first = [str(k) for k in known if k is not None]
+    others = sorted({t for t in text if t is not None} - set(first))
+    return pd.Categorical(text, categories=pd.Index([*first, *others], dtype="str"))
 
 
 def _float(value: Any) -> float:
     return float(value) if isinstance(value, int | float) else math.nan
 
 
-def _floats(values: pd.Series[Any]) -> pd.Series[Any]:
-    numbers = values.map(_float).astype("float64")
-    return numbers.where(np.isfinite(numbers))
+def _floats(values: Iterable[Any]) -> np.ndarray:
+    numbers = np.array([_float(v) for v in values], dtype=np.float64)
+    numbers[~np.isfinite(numbers)] = np.nan
+    return numbers
 
 
-def _integers(values: pd.Series[Any]) -> pd.Series[Any]:
+def _integers(values: Iterable[Any]) -> Any:
     whole = [int(v) if isinstance(v, int | float) and v == v else None for v in values]
-    return pd.Series(whole, index=values.index, dtype="Int64")
+    return pd.array(whole, dtype="Int64")

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from analysis.leaderboard import leaderboard
-from analysis.load import Sweep
 from analysis.names import duration, number
+from analysis.sweep import UNDER_WAY, Sweep
 from rlhf_core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -15,7 +15,6 @@ if TYPE_CHECKING:
 
 _FAULTS = ("failed", "lost", "infeasible", "diverged")
 _BUSY = ("duration.placement", "duration.start", "duration.run", "duration.stop")
-_UNDER_WAY = ("queued", "waiting", "placed", "started", "retried")
 _MOST_LINES = 8
 _WORDS = {"started": "running"}
 
@@ -38,7 +37,7 @@ def status(sweep: Sweep, now: float | None = None) -> dict[str, Any]:
     """
     trials = sweep.trials
     first, last = _span(sweep)
-    over = not trials["state"].isin(_UNDER_WAY).any()
+    over = not trials["state"].isin(UNDER_WAY).any()
     clock = last if now is None else now
     running = _running(sweep, clock)
     ended = int((trials["state"] == "ended").sum())
@@ -56,7 +55,8 @@ def status(sweep: Sweep, now: float | None = None) -> dict[str, Any]:
         "running": running,
         "best": _best(sweep),
         "failures": _failures(trials),
-        "warnings": list(sweep.warnings),
+        # How many have not ended stands in the counts already.
+        "warnings": [w for w in sweep.warnings if not w.startswith("unfinished:")],
     }
 
 

@@ -9,10 +9,10 @@ import numpy as np
 import pandas as pd
 
 from analysis.load import Sweep
-from analysis.names import axis_label, number, shorten
+from analysis.names import axis_label, shorten
 from analysis.plots import style
 from analysis.plots.learning_curves import best_or_none
-from analysis.plots.ticks import column_labels, log_ticks, wrap
+from analysis.plots.scales import positions, set_scale
 from analysis.space import Axis
 
 if TYPE_CHECKING:
@@ -20,8 +20,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _STRIP = 0.10
-# Characters below one panel.
-_ROOM = 46
+_MOST_BINS, _FEWEST_IN_BIN = 8, 4
 
 
 class ParameterPoints(NamedTuple):
@@ -123,12 +122,12 @@ def _beyond(values: pd.Series[Any], limits: tuple[float, float]) -> str:
 
 def _draw_panel(axes: Axes, data: ParameterPoints, axis: Axis, limits: tuple[float, float]) -> None:
     axes.set_ylim(*limits)
-    place, ticks = _positions(data.points[axis.key], axis)
+    place, ticks = positions(data.points[axis.key], axis)
     style.quiet(axes, grid="both" if ticks is None else "y")
+    set_scale(axes, place, axis, ticks)
     if ticks is None:
-        _scale(axes, place, axis)
+        _draw_course(axes, data.points, place, axis)
     else:
-        _columns(axes, ticks)
         _draw_medians(axes, data.points, place)
     alpha = style.strength(len(data.points))
     size = float(np.clip(600 / len(data.points), 9, 26))
@@ -148,60 +147,26 @@ def _draw_panel(axes: Axes, data: ParameterPoints, axis: Axis, limits: tuple[flo
         )
 
 
-def _positions(values: pd.Series[Any], axis: Axis) -> tuple[pd.Series[Any], list[str] | None]:
-    """Where each trial stands on the axis, and the names of the columns where there are such."""
-    plain = pd.api.types.is_numeric_dtype(values) and not pd.api.types.is_bool_dtype(values)
-    if plain and not axis.values:
-        return values.astype("float64"), None
-    if isinstance(values.dtype, pd.CategoricalDtype):
-        offered = list(values.cat.categories)
-    else:
-        offered = sorted({*values.dropna().tolist()})
-    codes = {value: float(code) for code, value in enumerate(offered)}
-    held = [codes.get(v, np.nan) if pd.notna(v) else np.nan for v in values]
-    return pd.Series(held, index=values.index), column_labels(offered)
-
-
-def _scale(axes: Axes, place: pd.Series[Any], axis: Axis) -> None:
-    from matplotlib.ticker import FixedLocator, MaxNLocator, NullLocator
-
-    low = place.min() if axis.low is None else axis.low
-    high = place.max() if axis.high is None else axis.high
-    if axis.log and low > 0:
-        axes.set_xscale("log")
-        ticks = log_ticks(low, high)
-        axes.xaxis.set_major_locator(FixedLocator(ticks))
-        axes.xaxis.set_minor_locator(NullLocator())
-        axes.set_xticks(ticks, [number(t) for t in ticks])
-        margin = (high / low) ** 0.05
-        axes.set_xlim(low / margin, high * margin)
-    else:
-        axes.xaxis.set_major_locator(
-            MaxNLocator(4, integer=axis.kind == "int", steps=[1, 2, 5, 10])
-        )
-        margin = 0.05 * ((high - low) or 1.0)
-        axes.set_xlim(low - margin, high + margin)
-
-
-def _columns(axes: Axes, names: Sequence[str]) -> None:
-    wrapped = [wrap(name) for name in names]
-    widest = max(len(line) for name in wrapped for line in name.split("\n"))
-    axes.set_xlim(-0.6, len(names) - 0.4)
-    if (widest + 1) * len(names) <= _ROOM:
-        axes.set_xticks(range(len(names)), wrapped)
-        return
-    axes.set_xticks(range(len(names)), names)
-    axes.tick_params(axis="x", rotation=30)
-    for text in axes.get_xticklabels():
-        text.set(ha="right", rotation_mode="anchor")
-
-
 def _draw_medians(axes: Axes, points: pd.DataFrame, place: pd.Series[Any]) -> None:
     done = points["fate"] == "completed"
     medians = points.loc[done, "value"].groupby(place[done]).median()
     for x, value in zip(medians.index.to_numpy(float), medians, strict=True):
         if pd.notna(value):
             axes.hlines(value, x - 0.28, x + 0.28, color=style.INK, lw=1.6, zorder=5)
+
+
+def _draw_course(axes: Axes, points: pd.DataFrame, place: pd.Series[Any], axis: Axis) -> None:
+    """Medians of completed trials over bins of equally many; none of too few."""
+    done = (points["fate"] == "completed") & points["value"].notna() & place.notna()
+    bins = min(_MOST_BINS, int(done.sum()) // _FEWEST_IN_BIN)
+    if bins < 2:
+        return
+    codes = pd.qcut(place[done], bins, labels=False, duplicates="drop")
+    medians = points.loc[done, "value"].groupby(codes).median()
+    x = np.log(place[done]) if axis.log else place[done]
+    middles = x.groupby(codes).median()
+    middles = np.exp(middles) if axis.log else middles
+    axes.plot(middles, medians, color=style.INK, lw=1.4, zorder=5, path_effects=style.halo())
 
 
 def _draw_marks(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import pandas as pd
 
+from analysis.files import replacing
 from rlhf_core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -26,6 +26,10 @@ INK = "#333333"
 FAINT = "#8a8a8a"
 GRID = "#e9e9e9"
 BEST = "#000000"
+# Perceptually even, and read alike with colour vision deficiencies and in grey.
+SCALE = "cividis"
+# For things that are no outcomes; Okabe and Ito again.
+SERIES = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#999999")
 
 
 @dataclass(frozen=True)
@@ -108,6 +112,31 @@ def robust_limits(values: Any, keep: Any = (), pad: float = 0.06) -> tuple[float
         low, high = min(low, held.min()), max(high, held.max())
     span = (high - low) or abs(high) or 1.0
     return float(low - pad * span), float(high + pad * span)
+
+
+def say(figure: Figure, title: str, note: str = "") -> None:
+    """The title of a figure without outcomes, and a line below it that says how to read it."""
+    figure.suptitle(title, x=0.01, ha="left", fontsize=TEXT + 2, color=INK)
+    if note:
+        figure.supxlabel(note, x=0.01, ha="left", fontsize=SMALL, color=FAINT)
+
+
+def name_axes(axes: Axes, x: str = "", y: str = "", title: str = "") -> None:
+    """Labels in the common size; the title stands at the left."""
+    if x:
+        axes.set_xlabel(x, fontsize=TEXT, color=INK)
+    if y:
+        axes.set_ylabel(y, fontsize=TEXT, color=INK)
+    if title:
+        axes.set_title(title, loc="left", fontsize=TEXT, color=INK)
+
+
+def span_of_time(seconds: float) -> tuple[float, str]:
+    """Seconds in one of the unit that suits so many of them, and its sign: s, min or h."""
+    for size, sign in ((3600.0, "h"), (60.0, "min")):
+        if seconds >= 2 * size:
+            return size, sign
+    return 1.0, "s"
 
 
 def heading(
@@ -219,10 +248,6 @@ def save(figure: Figure, path: str | Path) -> Path:
             f"a plot's suffix must be one of {', '.join(known)}, got {target.name!r}; use .png"
         )
     target.parent.mkdir(parents=True, exist_ok=True)
-    draft = target.with_name(f".{target.name}.{os.getpid()}.part")
-    try:
+    with replacing(target) as draft:
         figure.savefig(draft, format=kind, dpi=DPI)
-        draft.replace(target)
-    finally:
-        draft.unlink(missing_ok=True)
     return target

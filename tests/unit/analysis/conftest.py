@@ -196,3 +196,82 @@ def simulated(tmp_path: Path) -> Callable[[int], Path]:
         return builder.path
 
     return make
+
+
+NODES = [
+    {"name": f"node {i}", "id": f"n{i}", "cpus": 32, "gpus": 4, "memory_gb": 256} for i in range(2)
+]
+ROLES = ("rollout", "learner", "critic", "reference", "reward")
+
+
+def simulate_cluster(builder: Builder, count: int, iterations: int = 12, seed: int = 2) -> None:
+    """A sweep on two nodes of four GPUs: up to four trials at once, every configuration on three seeds.
+
+    Each trial has two GPUs, one on either node; staleness, times, busy shares and imbalance are reported.
+    """
+    rng = random.Random(seed)
+    builder.write("sweep.json", builder.info | {"trials": count, "cluster": {"nodes": NODES}})
+    free = [START] * 4
+    ledger: list[dict[str, Any]] = []
+    for number in range(count):
+        if number % 3 == 0:
+            interval, ratio = rng.choice([1, 2, 4]), rng.choice([2, 4, 8])
+            centre = rng.gauss(1.0, 0.4) - 0.1 * interval
+        trial = f"t{number:04d}"
+        params = {"sync.interval": interval, "resources.cpus_per_gpu": ratio, "seed": number}
+        builder.write(f"trials/{trial}/params.json", params)
+        builder.write(f"trials/{trial}/placement.json", split_placement(ratio))
+        place = free.index(min(free))
+        begin = free[place] + rng.uniform(1, 6)
+        seconds = 4.0 + 8.0 / ratio + rng.random()
+        final = rng.gauss(centre, 0.1)
+        for i in range(iterations + 1):
+            value = final * i / iterations
+            phases = {"generate": 0.5, "learner": 0.2, "critic": 0.15, "score": 0.05, "sync": 0.02}
+            metrics = {f"time/{k}": v * seconds for k, v in phases.items()}
+            metrics |= {f"util/busy_{r}": rng.uniform(0.2, 0.7) for r in ROLES}
+            metrics |= {"time/iteration": seconds, "util/imbalance": abs(rng.gauss(0.12, 0.05))}
+            metrics |= {"staleness/mean": (interval - 1) / 2, "kl/response": 0.5 * i}
+            metrics |= {"rollout/tokens_per_second": 9000 / seconds, "reward/proxy": 1.2 * value}
+            metrics |= {"cost/gpu_seconds": 2 * seconds * i, "cost/episodes": 64.0 * i}
+            if i % 3 == 0:
+                metrics |= {"eval/heldout": value, "eval/heldout_stderr": 0.04}
+                metrics |= {"eval/proxy": 1.2 * value, "eval/kl_response": 0.5 * i}
+            line = {"iteration": i, "timestamp": begin + i * seconds, **metrics}
+            builder.append(f"trials/{trial}/metrics.jsonl", line)
+        free[place] = end = begin + seconds * (iterations + 1)
+        about = {"trial": trial, "number": number, "outcome": None}
+        ledger += [{"time": START, **about, "state": "queued"}]
+        ledger += [{"time": begin - 1, **about, "state": "placed"}]
+        ledger += [{"time": begin, **about, "state": "started"}]
+        ended = {"outcome": "completed", "value": final, "iteration": iterations}
+        ledger += [{"time": end, **about, "state": "ended", **ended}]
+    builder.append("trials.jsonl", *sorted(ledger, key=lambda line: float(line["time"])))
+
+
+def split_placement(ratio: float) -> dict[str, Any]:
+    """Learner and critic on a GPU of node 0, half a GPU for each of two rollouts on node 1."""
+    shapes = [(0, 0.1, 0, "n0"), (1, ratio, 1, "n0"), (2, ratio / 2, 0.5, "n1")]
+    shapes.append((3, ratio / 2, 0.5, "n1"))
+    names = ("index", "cpus", "gpus", "node")
+    hosted = {1: ROLES[1:], 2: ("rollout",), 3: ("rollout",)}
+    return {
+        "layout": "split",
+        "bundles": [dict(zip(names, shape, strict=True)) for shape in shapes],
+        "workers": [
+            {"name": f"w{i}", "roles": list(roles), "index": 0, "bundle": i}
+            for i, roles in hosted.items()
+        ],
+    }
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Callable[[int], Path]:
+    """Makes a directory of so many trials on two nodes."""
+
+    def make(count: int) -> Path:
+        builder = Builder(tmp_path / f"cluster{count}", trials=count)
+        simulate_cluster(builder, count)
+        return builder.path
+
+    return make

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -58,7 +59,8 @@ def test_readme_plot_runs(simulated):
 
 
 def test_notebook_executes(simulated, monkeypatch):
-    monkeypatch.setenv("PYTHONPATH", str(ROOT.parent))
+    given = os.environ.get("PYTHONPATH")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [str(ROOT.parent), given])))
     notebook = nbformat.read(NOTEBOOK, as_version=4)
     nbformat.validate(notebook)
     assert notebook.cells[1].source.startswith('RUN = "data/quickstart"')

@@ -1,0 +1,1 @@
+"""Sweeps that other tools recorded, in the frames of ``analysis.Sweep``."""

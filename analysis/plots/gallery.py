@@ -1,0 +1,131 @@
+"""Every plot with what it answers, in the order of the report."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NamedTuple
+
+from analysis.plots.contour import plot_contour
+from analysis.plots.costs import plot_costs
+from analysis.plots.course import plot_course
+from analysis.plots.imbalance import plot_imbalance
+from analysis.plots.importance import plot_importance
+from analysis.plots.learning_curves import plot_learning_curves
+from analysis.plots.parallel import plot_parallel
+from analysis.plots.parameters import plot_parameters
+from analysis.plots.pareto import plot_front
+from analysis.plots.relations import plot_ratio, plot_staleness
+from analysis.plots.rungs import plot_survival
+from analysis.plots.seeds import plot_seeds
+from analysis.plots.timeline import plot_timeline
+from analysis.sweep import Sweep
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+class Exhibit(NamedTuple):
+    """A plot.
+
+    Attributes:
+        name: Of its file, and of its function ``plot_<name>``.
+        title: What it shows.
+        caption: How to read it, in one or two sentences.
+        plot: Makes the figure.
+    """
+
+    name: str
+    title: str
+    caption: str
+    plot: Callable[[Sweep], Figure]
+
+
+GALLERY = (
+    Exhibit(
+        "learning_curves",
+        "Learning curves",
+        "Every trial over its iterations, by outcome. A mark ends a curve that was cut off.",
+        plot_learning_curves,
+    ),
+    Exhibit(
+        "course",
+        "Best so far",
+        "The best eligible value against the bill. A search that is no better than chance runs inside "
+        "the grey band, which is the best of as many of the same trials in random order.",
+        plot_course,
+    ),
+    Exhibit(
+        "front",
+        "Reward against KL",
+        "No other completed trial beats those on the line in both. The broken lines are the fronts "
+        "after a quarter and half of the bill: where they meet the full one, the rest bought nothing.",
+        plot_front,
+    ),
+    Exhibit(
+        "importance",
+        "Importance of parameters",
+        "Two questions, two measures. A long line means that these trials cannot tell.",
+        plot_importance,
+    ),
+    Exhibit(
+        "parameters",
+        "The objective against each parameter",
+        "Lines are medians of completed trials: of each value, or of bins of equally many trials.",
+        plot_parameters,
+    ),
+    Exhibit(
+        "contour",
+        "Two parameters together",
+        "The two most important ones. Areas interpolate between trials and end with them.",
+        plot_contour,
+    ),
+    Exhibit(
+        "parallel",
+        "Parallel coordinates",
+        "A trial is a line from parameter to parameter to its objective.",
+        plot_parallel,
+    ),
+    Exhibit(
+        "survival",
+        "Who lives on, and when ranks can be believed",
+        "Left: trials that reached an iteration. Right: how far ranks there are those at the end; "
+        "stopping before the band leaves zero stops at random.",
+        plot_survival,
+    ),
+    Exhibit(
+        "seeds",
+        "Seeds",
+        "Configurations that ran more than once. Intervals that overlap do not tell two of them apart.",
+        plot_seeds,
+    ),
+    Exhibit(
+        "timeline",
+        "Trials on GPUs",
+        "What is hatched stood idle.",
+        plot_timeline,
+    ),
+    Exhibit(
+        "costs",
+        "Where the time went",
+        "Seconds of each phase, and of each role's workers busy or waiting.",
+        plot_costs,
+    ),
+    Exhibit(
+        "staleness",
+        "Stale weights",
+        "Fewer deliveries of weights buy speed and may cost reward.",
+        plot_staleness,
+    ),
+    Exhibit(
+        "ratio",
+        "CPUs for each GPU",
+        "As placed, over the bundles that hold a GPU.",
+        plot_ratio,
+    ),
+    Exhibit(
+        "imbalance",
+        "Balance of nodes",
+        "How much more than the mean the busiest node of a trial worked; above the line it is flagged.",
+        plot_imbalance,
+    ),
+)

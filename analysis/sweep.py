@@ -1,0 +1,137 @@
+"""What is known of a sweep: four frames that share the trial's id, and what its directory states."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from analysis.objective import Constraint, Objective, read_constraints
+from analysis.space import Axis, axes
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+FRAMES = ("trials", "iterations", "placements", "events")
+UNDER_WAY = ("queued", "waiting", "placed", "started", "retried")
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """A sweep, or several, as dataframes.
+
+    Attributes:
+        path: The run directory, or what the sweep was read from.
+        info: Content of ``sweep.json``; of several sweeps what they share, and ``sweeps`` by name.
+        space: Content of ``space.json``; empty where it is missing.
+        trials: One row per trial, also for those that never reported. Index ``trial`` (str; of
+            several sweeps ``name/trial``). Columns: ``sweep`` category, ``number`` Int64, ``state``
+            and ``outcome`` category (no outcome before the end), ``reason`` str, ``parent_id`` str,
+            ``fork_iteration`` Int64, ``iteration`` Int64 (the last one), ``value`` float64 (the
+            objective; of a trial that has not ended the last one measured), ``started`` float64
+            (seconds since the epoch), ``params.<dotted key>`` (Int64, float64, boolean or
+            category), ``duration.<phase>`` float64 seconds, and ``final.<metric>`` float64, the
+            last finite value, in the unit of the catalogue.
+        iterations: One row per trial and iteration, the rows of a trial together and in order:
+            ``trial`` category, ``iteration`` int64, ``timestamp`` float64 (seconds since the
+            epoch), then a float64 column per metric, NaN where it was not measured.
+        placements: One row per worker: ``trial`` and ``node`` category, ``worker`` and ``roles``
+            (comma separated) str, ``bundle`` Int64, ``cpus``, ``gpus``, ``memory_gb`` float64.
+            Resources are those of the bundle and repeat for each of its workers: drop duplicates of
+            (trial, bundle) before summing. A bundle without a worker has a row without ``worker``.
+        events: One row per ledger line: ``time`` float64 (seconds since the epoch), ``trial``,
+            ``state`` and ``outcome`` category, ``number``, ``fork_iteration`` and ``iteration``
+            Int64, ``value`` float64, ``reason`` and ``parent_id`` str, ``duration.<phase>`` float64
+            seconds, and unknown keys as they are.
+        warnings: What was missing, unfinished or could not be read, one line each.
+    """
+
+    path: Path
+    info: dict[str, Any]
+    space: dict[str, Any]
+    trials: pd.DataFrame
+    iterations: pd.DataFrame
+    placements: pd.DataFrame
+    events: pd.DataFrame
+    warnings: tuple[str, ...] = field(default=())
+
+    @property
+    def name(self) -> str:
+        """The sweep's name, or that of its directory."""
+        return str(self.info.get("name") or self.path.name)
+
+    @property
+    def objective(self) -> Objective:
+        """Metric and direction; ConfigError where ``sweep.json`` states none."""
+        return Objective.read(self.info.get("objective"))
+
+    @property
+    def metric(self) -> str:
+        """Name of the objective's metric."""
+        return self.objective.metric
+
+    @property
+    def direction(self) -> str:
+        """``maximize`` or ``minimize``."""
+        return self.objective.direction
+
+    @property
+    def constraints(self) -> tuple[Constraint, ...]:
+        """Bounds on final metrics; ConfigError where one cannot be read."""
+        return read_constraints(self.info.get("constraints"))
+
+    @property
+    def axes(self) -> dict[str, Axis]:
+        """The searched parameters by key: those of the space, then others that trials recorded."""
+        known = axes(self.space)
+        columns = map(str, self.trials.columns)
+        recorded = [c.removeprefix("params.") for c in columns if c.startswith("params.")]
+        return known | {key: Axis(key) for key in recorded if key not in known}
+
+    @property
+    def asked(self) -> int:
+        """How many trials the sweep wants; at least as many as there are."""
+        wanted = self.info.get("trials")
+        return max(wanted if isinstance(wanted, int) else 0, len(self.trials))
+
+    def to_parquet(self, folder: str | Path) -> list[Path]:
+        """Write each frame as ``folder/<frame>.parquet``; categories stay categories."""
+        from analysis.files import replacing
+
+        written = []
+        for name, frame in self._frames(folder).items():
+            with replacing(Path(folder) / f"{name}.parquet") as draft:
+                _plain_categories(frame).to_parquet(draft)
+            written.append(Path(folder) / f"{name}.parquet")
+        return written
+
+    def to_csv(self, folder: str | Path) -> list[Path]:
+        """Write each frame as ``folder/<frame>.csv``, with the trial's id as the first column."""
+        from analysis.files import replacing
+
+        written = []
+        for name, frame in self._frames(folder).items():
+            with replacing(Path(folder) / f"{name}.csv") as draft:
+                frame.to_csv(draft, index=name == "trials")
+            written.append(Path(folder) / f"{name}.csv")
+        return written
+
+    def _frames(self, folder: str | Path) -> Mapping[str, pd.DataFrame]:
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        return {name: getattr(self, name) for name in FRAMES}
+
+
+def _plain_categories(frame: pd.DataFrame) -> pd.DataFrame:
+    """Categories of one type, which is all that Parquet knows; objects as text."""
+    import pandas as pd
+
+    changed: dict[str, Any] = {}
+    for name, column in frame.items():
+        if isinstance(column.dtype, pd.CategoricalDtype) and column.cat.categories.dtype == object:
+            changed[str(name)] = column.cat.rename_categories(
+                [str(c) for c in column.cat.categories]
+            )
+        elif column.dtype == object:
+            changed[str(name)] = column.astype("str")
+    return frame.assign(**changed)
