@@ -144,8 +144,11 @@ def test_an_interrupted_sweep_leaves_no_service_on_a_cluster_that_goes_on(
     shared = {f"base.resources.roles.{r}.placement": "shared" for r in ("reference", "reward")}
     joined = {"cluster.rehearse": "null", "cluster.address": ray_address}
     run = Running(tmp_path / "run", {**shared, **joined, "search.max_concurrent": 1})
-    run.wait_for("started")
-    assert (run.out / "services.jsonl").read_text().count('"started"') == 2
+    events, deadline = run.out / "services.jsonl", time.monotonic() + 120
+    while not events.exists() or events.read_text().count('"started"') < 2:
+        assert time.monotonic() < deadline
+        assert run.process.poll() is None
+        time.sleep(0.2)
     end(run)
     output = run.process.communicate(timeout=60)[0]
     assert run.process.returncode == 130, output

@@ -75,8 +75,9 @@ def shared(
 
 
 def _alone(out: Path, trial: str, folder: Path) -> dict[int, dict[str, float]]:
-    """Curve of the same trial without a sweep, every role its own."""
+    """Curve of the same trial without a sweep, in this process, every role its own."""
     config = json.loads((out / f"trials/{trial}/config.json").read_text())
+    config["resources"]["layout"] = "fused"
     list(train(resolve_trial(config, trial), folder / trial))
     return curve(folder / trial / "metrics.jsonl")
 
