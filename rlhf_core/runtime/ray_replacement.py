@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import ray
-from ray.exceptions import RayError
+from ray.exceptions import RayActorError, RayError
 
 from rlhf_core.errors import RlhfError
 from rlhf_core.runtime.placement import WorkerPlace
@@ -22,7 +22,7 @@ from rlhf_core.types import CallContext
 
 REPLACEABLE = frozenset({"rollout", "reference", "reward"})
 # Ray gives a lost node up after about 13 s and then looks for another one for the bundle.
-START_TIMEOUT_S, LOOK_S = 60.0, 0.5
+START_TIMEOUT_S, START_TRIES, LOOK_S = 60.0, 3, 0.5
 CONTEXT = CallContext("runtime")
 
 
@@ -119,19 +119,24 @@ class Replacements:
         ray.kill(worker.actor)
         departure.wait()
         self.gone.append(worker.process)
-        actor = self.launch(place)
-        try:
-            where = self._answer(actor.where.remote())
-            get(actor.start.remote())
-        except RayError:
-            ray.kill(actor)
-            raise error from None
-        worker.moved(where)
-        return actor
-
-    def _answer(self, ref: Any) -> Any:
-        """What a new actor answers; its bundle may have to find another node first."""
         deadline = time.monotonic() + START_TIMEOUT_S
+        for tries_left in reversed(range(START_TRIES)):
+            actor = self.launch(place)
+            try:
+                where = self._answer(actor.where.remote(), deadline)
+                get(actor.start.remote())
+            except RayError as failure:
+                ray.kill(actor)
+                # Until Ray has given a lost node up it sends new actors there.
+                if not isinstance(failure, RayActorError) or not tries_left:
+                    raise error from failure
+                continue
+            worker.moved(where)
+            return actor
+        raise error
+
+    def _answer(self, ref: Any, deadline: float) -> Any:
+        """What a new actor answers; its bundle may have to find another node first."""
         while not self._closed and time.monotonic() < deadline:
             if ray.wait([ref], timeout=LOOK_S)[0]:
                 break
