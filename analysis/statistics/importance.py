@@ -21,7 +21,7 @@ Method = Literal["ped-anova", "fanova"]
 _FEWEST = 6
 # PED-ANOVA compares the best trials with all; of fewer than these there is no distribution.
 _TOP_TRIALS = 4
-_TREES = 32
+_TREES = 16
 
 
 def importance(
