@@ -14,6 +14,7 @@ from analysis.plots import style
 from analysis.plots.learning_curves import best_or_none
 from analysis.plots.scales import positions, set_scale
 from analysis.space import Axis
+from analysis.statistics.seeds import SEED
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -48,11 +49,11 @@ def parameter_data(sweep: Sweep, params: Sequence[str] | None = None) -> Paramet
 
     Args:
         sweep: A loaded sweep.
-        params: Dotted keys to show; by default all that took at least two values.
+        params: Dotted keys to show; by default all that took at least two values, but for the seed.
     """
     trials = sweep.trials
     held = {key: axis for key, axis in sweep.axes.items() if f"params.{key}" in trials}
-    varied = [key for key in held if trials[f"params.{key}"].nunique() > 1]
+    varied = [k for k in held if k != SEED and trials[f"params.{k}"].nunique() > 1]
     chosen = [key for key in (varied if params is None else params) if key in held]
     points = trials[["value"]].assign(fate=style.fates(trials))
     columns = {key: trials[f"params.{key}"] for key in chosen}

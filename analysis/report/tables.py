@@ -114,7 +114,7 @@ def failures(sweep: Sweep) -> Table:
     for (outcome, cause), own in bad.groupby([bad["outcome"].astype("str"), causes], sort=False):
         named = ", ".join(map(str, own.index[:_MOST_TRIALS]))
         more = f" and {len(own) - _MOST_TRIALS} more" if len(own) > _MOST_TRIALS else ""
-        last = own["iteration"].median()
+        last = float(own["iteration"].astype("float64").median())
         rows.append([str(outcome), str(cause), str(len(own)), number(last), named + more])
     rows.sort(key=lambda row: -int(row[2]))
     heads = ["outcome", "cause", "trials", "iteration (median)", "which"]
@@ -188,7 +188,7 @@ def checklist(sweep: Sweep) -> Table:
         ["search space", f"{len(sweep.axes)} parameters, table above and space.json"],
         ["seed of the sampler", str(search.get("seed", DASH))],
         ["tuning seeds", tuning],
-        ["test seed", f"{selection.get('seed', DASH)}, used for nothing else"],
+        ["test seed", str(selection.get("seed", DASH))],
         ["test prompts", str((judged or {}).get("prompts", "not judged"))],
         [
             "trials",
@@ -200,11 +200,18 @@ def checklist(sweep: Sweep) -> Table:
             "logical GPUs, computed on the CPU" if sweep.info.get("rehearsed") else "as listed",
         ],
         ["command", " ".join(map(str, command)) if isinstance(command, list) else DASH],
-        ["best configuration", "best.yaml: rlhf-sweep train best.yaml" if best else "none"],
+        ["best configuration", _best_file(sweep, best)],
         ["versions", ", ".join(f"{k} {v}" for k, v in versions.items()) or DASH],
         ["fingerprint of sweep.json", _fingerprint(sweep.info)],
     ]
     return Table(["item", "value"], [False, False], rows)
+
+
+def _best_file(sweep: Sweep, best: str | None) -> str:
+    if best is None:
+        return "none"
+    own = f"trials/{best}/config.json"
+    return f"rlhf-sweep train {'best.yaml' if (sweep.path / 'best.yaml').exists() else own}"
 
 
 def _fingerprint(info: Mapping[str, Any]) -> str:

@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 
 from analysis.space import Axis
+from analysis.statistics.seeds import SEED
 from analysis.sweep import Sweep
 from rlhf_core.errors import ConfigError
 
@@ -20,7 +21,7 @@ Method = Literal["ped-anova", "fanova"]
 _FEWEST = 6
 # PED-ANOVA compares the best trials with all; of fewer than these there is no distribution.
 _TOP_TRIALS = 4
-_TREES = 32
+_TREES = 16
 
 
 def importance(
@@ -28,8 +29,9 @@ def importance(
 ) -> pd.DataFrame:
     """The share of each parameter in what moves the objective, over completed trials.
 
-    Parameters that took one value, or that some of these trials do not have, are left out. PED-ANOVA
-    asks what sets the best tenth of the trials apart; fANOVA what explains the whole variance.
+    Parameters that took one value, or that some of these trials do not have, are left out, and so
+    is the seed. PED-ANOVA asks what sets the best tenth of the trials apart (at least four of them),
+    fANOVA what explains the whole variance.
 
     Args:
         sweep: A loaded sweep.
@@ -68,6 +70,8 @@ def importance(
 
 def _usable(done: pd.DataFrame, key: str) -> bool:
     column = f"params.{key}"
+    if key == SEED:
+        return False
     return column in done and bool(done[column].notna().all()) and done[column].nunique() > 1
 
 

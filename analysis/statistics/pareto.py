@@ -88,7 +88,8 @@ def trade_off(sweep: Sweep) -> pd.DataFrame:
         ``gpu_hours`` float64 (NaN where unknown; it counts as a goal only if all know it),
         ``eligible`` bool, ``front`` bool (among completed trials, larger or smaller value as the
         objective says, smaller KL and cost). ``attrs["hypervolume"]`` is that of value and KL of
-        the front against the worst of either, as a share of the whole box.
+        the front against the worst of either, as a share of the whole box (NaN
+        where one of the two does not vary).
 
     Raises:
         ConfigError: ``sweep.json`` states no objective or an unreadable constraint.
@@ -111,4 +112,4 @@ def _share(points: np.ndarray, larger: Sequence[bool]) -> float:
     costs = _signed(points, larger)
     worst, best = costs.max(axis=0), costs.min(axis=0)
     box = float((worst - best).prod())
-    return _volume(costs[(costs < worst).all(axis=1)], worst) / box if box > 0 else 0.0
+    return _volume(costs[(costs < worst).all(axis=1)], worst) / box if box > 0 else np.nan

@@ -12,7 +12,7 @@ from analysis.statistics.robust import bootstrap
 from analysis.sweep import Sweep
 from rlhf_core.errors import ConfigError
 
-_SEEDS = ("params.seed",)
+SEED = "seed"
 
 
 class SeedNoise(NamedTuple):
@@ -91,7 +91,7 @@ def replicates(sweep: Sweep) -> dict[tuple[str, ...], pd.Series[Any]]:
         By configuration (the ids of its trials), the objective of at least two trials by id.
     """
     done = sweep.trials[(sweep.trials["outcome"] == "completed") & sweep.trials["value"].notna()]
-    params = [c for c in done.columns if c.startswith("params.") and c not in _SEEDS]
+    params = [c for c in done.columns if c.startswith("params.") and c != f"params.{SEED}"]
     if done.empty or not params:
         return {}
     keys = done[params].astype("object").map(repr).agg("|".join, axis=1)

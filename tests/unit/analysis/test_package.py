@@ -20,9 +20,16 @@ began = time.process_time()
 import analysis
 seconds = time.process_time() - began
 first = sorted({m.split(".")[0] for m in sys.modules})
-import analysis.plots
+import analysis.plots, analysis.statistics, analysis.report
 every = sorted({m.split(".")[0] for m in sys.modules})
 print(json.dumps([seconds, first, every]))
+"""
+WORK = """
+import json, sys
+import analysis, analysis.report
+sweep = analysis.load(sys.argv[1])
+analysis.report.render(sweep)
+print(json.dumps([m for m in ("torch", "ray", "transformers", "sweeps") if m in sys.modules]))
 """
 
 
@@ -36,6 +43,14 @@ def test_import_is_light():
     assert not {"torch", "ray", "matplotlib", "sweeps"} & set(every)
 
 
+def test_a_whole_report_needs_neither_torch_nor_ray(simulated):
+    done = subprocess.run(
+        [sys.executable, "-c", WORK, str(simulated(3))],
+        cwd=ROOT.parent, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert json.loads(done.stdout.splitlines()[-1]) == []
+
+
 def test_exports_are_pinned_and_callable():
     import analysis.leaderboard
     import analysis.load
@@ -43,8 +58,10 @@ def test_exports_are_pinned_and_callable():
 
     assert analysis.__all__ == [
         "Sweep", "best", "best_so_far", "final_by", "findings", "leaderboard", "load",
-        "plot_learning_curves", "plot_parameters", "render_leaderboard", "render_status", "save",
-        "status",
+        "plot_contour", "plot_costs", "plot_course", "plot_front", "plot_imbalance",
+        "plot_importance", "plot_learning_curves", "plot_parallel", "plot_parameters", "plot_ratio",
+        "plot_seeds", "plot_staleness", "plot_survival", "plot_timeline", "render_leaderboard",
+        "render_status", "save", "status", "write_report",
     ]  # fmt: skip
     assert all(callable(getattr(analysis, name)) for name in analysis.__all__)
     with pytest.raises(AttributeError, match="no attribute 'plot_nothing'"):

@@ -1,0 +1,45 @@
+"""Draws the pictures of docs/analysis.md: from the recorded quickstart, and from a simulated sweep where
+the quickstart has nothing to show.
+
+python docs/make_pictures.py
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from pathlib import Path
+
+import analysis
+from analysis.plots import GALLERY
+
+ROOT = Path(__file__).resolve().parents[1]
+PICTURES = ROOT / "docs/images/analysis"
+RECORDED = ROOT / "analysis/notebooks/data/quickstart"
+_DPI = 100
+_TRIALS = 48
+
+
+def main() -> None:
+    PICTURES.mkdir(parents=True, exist_ok=True)
+    recorded = analysis.load(RECORDED)
+    with tempfile.TemporaryDirectory() as folder:
+        simulated = analysis.load(_simulated(Path(folder) / "simulated"))
+        for exhibit in GALLERY:
+            figure = exhibit.plot(recorded)
+            if not figure.axes:
+                figure = exhibit.plot(simulated)
+            figure.savefig(PICTURES / f"{exhibit.name}.png", dpi=_DPI)
+
+
+def _simulated(path: Path) -> Path:
+    """A sweep on two nodes in which every configuration ran on several seeds."""
+    sys.path.insert(0, str(ROOT / "tests/helpers"))
+    from run_directories import Builder, simulate_cluster
+
+    simulate_cluster(Builder(path, trials=_TRIALS, name="simulated"), _TRIALS)
+    return path
+
+
+if __name__ == "__main__":
+    main()
