@@ -10,7 +10,17 @@ from typing import NoReturn
 
 from rlhf_core.errors import ConfigError, RlhfError, nearest
 
-MODULES = ("run", "train", "results", "prepare", "plan", "doctor", "schema")
+MODULES = (
+    "run",
+    "train",
+    "results",
+    "export",
+    "import_",
+    "prepare",
+    "plan",
+    "doctor",
+    "schema",
+)
 
 
 class _Parser(argparse.ArgumentParser):

@@ -1,0 +1,77 @@
+"""``rlhf-sweep export``: a configuration for another framework, or the trials for another program."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+from rlhf_core.errors import ConfigError
+from sweeps.commands.overrides import add_set_option, parse_overrides
+
+CONFIGS = ("yaml", "json", "env", "openrlhf", "verl", "trl", "deepspeed")
+TRIALS = ("optuna", "csv", "parquet")
+
+
+def register(subparsers: Any) -> None:
+    parser = subparsers.add_parser(
+        "export",
+        help="write the best configuration, or the trials, for other programs",
+        description="Write the best trial of a run directory, or a TrialConfig file, as a launch script or "
+        "configuration of another framework; or the trials as a table or an Optuna study.",
+    )
+    parser.add_argument("source", type=Path, metavar="DIR|FILE")
+    parser.add_argument("--to", required=True, choices=(*CONFIGS, *TRIALS), metavar="TARGET",
+                        help=", ".join((*CONFIGS, *TRIALS)))  # fmt: skip
+    parser.add_argument("--version", help="version of the framework (default: the newest known)")
+    parser.add_argument("--trial", metavar="ID", help="a trial of DIR instead of the best one")
+    parser.add_argument(
+        "--role",
+        choices=("policy", "critic"),
+        default="policy",
+        help="whose optimiser a DeepSpeed file is about (default: policy)",
+    )
+    parser.add_argument(
+        "--out", metavar="FILE", help="where to write; for optuna also a storage URL"
+    )
+    add_set_option(parser, "ppo.clip_range_high=0.2")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    if args.to in TRIALS:
+        return _trials(args)
+    from analysis.export import export_config, trial_config
+    from rlhf_core.config import apply
+
+    config, origin = trial_config(args.source, args.trial)
+    config = apply(config, parse_overrides(args.overrides), "--set")
+    made = export_config(config, args.to, version=args.version, origin=origin, role=args.role)
+    if args.out is None:
+        sys.stdout.write(made.text)
+    else:
+        Path(args.out).write_text(made.text, encoding="utf-8")
+        print(f"{args.out} is written", file=sys.stderr)
+    # A JSON file has no place for comments, so that the lists stand here.
+    shown = made.report if args.to == "deepspeed" else made.report[:1]
+    for line in shown:
+        print(line, file=sys.stderr)
+    return 0
+
+
+def _trials(args: argparse.Namespace) -> int:
+    import analysis
+    from analysis.export import copy_study, write_table
+
+    if args.out is None:
+        raise ConfigError(f"--out: --to {args.to} needs a file to write; name one")
+    if args.trial is not None or args.overrides:
+        raise ConfigError(
+            f"--to {args.to} writes all trials as they are; leave out --trial and --set"
+        )
+    sweep = analysis.load(args.source)
+    study = args.to == "optuna"
+    count = copy_study(sweep, args.out) if study else write_table(sweep, args.to, Path(args.out))
+    print(f"{args.out}: {count} trials", file=sys.stderr)
+    return 0
