@@ -71,12 +71,13 @@ ESTIMATORS = ("gae", "reinforce", "reinforce_baseline", "rloo", "group_norm", "d
 
 @dataclass(frozen=True)
 class Dialect:
-    """What differs between versions."""
+    """What differs between versions; ``micro`` are the default sizes of passes in training and scoring."""
 
     flat: bool
     unbiased_gradient: bool
     split_correction: bool
     loss_agg_mode: bool
+    micro: tuple[int, int]
 
 
 def dialect(version: str) -> Dialect:
@@ -88,6 +89,7 @@ def dialect(version: str) -> Dialect:
         unbiased_gradient=age <= VERSIONS.index("0.11.1"),
         split_correction=newest,
         loss_agg_mode=newest,
+        micro=(4, 8) if version == "0.9.10" else (1, 1),
     )
 
 
@@ -102,7 +104,7 @@ def table(version: str) -> Table:
         _correction_split() if spoken.split_correction else _correction_typed(),
         _kl(spoken),
         *optimiser_rules(shared=spoken.flat),
-        *run_rules(),
+        *run_rules(spoken.micro),
         *resource_rules(),
     )
     return rename(rules) if spoken.flat else rules

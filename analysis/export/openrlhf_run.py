@@ -161,8 +161,8 @@ def run_length(theirs: Values) -> int | None:
     return None if samples >= ALL_PROMPTS else int(samples // batch * passes)
 
 
-def run_rules() -> list[Rule]:
-    """Length, epochs, batches, checkpoints, seed, delivery of weights."""
+def run_rules(micro: tuple[int, int]) -> list[Rule]:
+    """Length, epochs, batches, checkpoints, seed, delivery of weights; ``micro`` are their default sizes."""
 
     def budget(case: Case) -> Told:
         prompts = case["budget.iterations"] * case["rollout.prompts_per_iteration"]
@@ -195,7 +195,7 @@ def run_rules() -> list[Rule]:
     return [
         Rule(("budget.iterations",), LENGTH, budget, budget_back),
         same("ppo.epochs", "train.max_epochs", 1, whole),
-        _batches(),
+        _batches(*micro),
         Rule(
             ("checkpoint.every_iterations", "checkpoint.keep"),
             {"ckpt.save_steps": -1, "ckpt.max_num": 3},
@@ -207,11 +207,11 @@ def run_rules() -> list[Rule]:
     ]
 
 
-def _batches() -> Rule:
+def _batches(train: int, rollout: int) -> Rule:
     names = {
         "train.batch_size": 128,
-        "train.micro_batch_size": 1,
-        "rollout.micro_batch_size": 1,
+        "train.micro_batch_size": train,
+        "rollout.micro_batch_size": rollout,
         "train.dynamic_batch_enable": False,
         "train.max_tokens_per_gpu": 16192,
         "ds.packing_samples": False,

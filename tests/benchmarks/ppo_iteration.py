@@ -2,8 +2,8 @@
 
     python tests/benchmarks/ppo_iteration.py [--quick] [--size small|large] [--threads N] [--trl PYTHON]
 
-``--trl`` names the interpreter of an environment with torch 2.13.0, trl 1.12.0 and transformers 4.57.6;
-without it one is made in ``.venv-trl``. The two sides alternate, each in a process of its own.
+``--trl`` names the interpreter of an environment with torch 2.13.0, trl 1.12.0 and transformers 4.57.6. Without it
+the variable ``RLHF_TRL_PYTHON`` does, or one is made in ``.venv-trl``. The two sides alternate, each in a process of its own.
 """
 
 from __future__ import annotations
@@ -81,18 +81,6 @@ def theirs(python: str, size: str, threads: int) -> float:
     return float(line.split("median")[1].split()[0])
 
 
-def trl_python() -> str:
-    """The interpreter of the environment with TRL, made at the first call."""
-    folder = ROOT / ".venv-trl"
-    python = folder / "bin" / "python"
-    if not (folder / ".installed").exists():
-        subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
-        for packages in (["torch==2.13.0"], ["trl==1.12.0", "transformers==4.57.6"]):
-            subprocess.run([str(python), "-m", "pip", "install", "--quiet", *packages], check=True)
-        (folder / ".installed").touch()
-    return str(python)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true")
@@ -105,7 +93,11 @@ def main() -> None:
         return ours(args.size, args.threads)
     from common import report
 
-    python, seconds = args.trl or trl_python(), {"ours": [], "theirs": []}
+    sys.path.insert(0, str(ROOT / "tests" / "helpers"))
+    sys.path.insert(0, str(ROOT))
+    from peers import peer_python
+
+    python, seconds = args.trl or peer_python("trl"), {"ours": [], "theirs": []}
     again = [
         sys.executable,
         __file__,

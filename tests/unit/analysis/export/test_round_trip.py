@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-sys.path.insert(0, str(Path(__file__).parent))
-from strategies import configs
+from random_configs import configs
 
 from analysis.export import FRAMEWORKS, export_config, import_text
 from rlhf_core.config import TrialConfig, flatten
