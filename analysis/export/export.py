@@ -62,10 +62,11 @@ def export_config(
     applied = chosen.apply(config, release)
     lines = render.report(applied, config)
     title = f"PPO with {TITLES[target]} {release}, written by rlhf-sweep from {origin}."
-    return Export(_text(target, applied, render.comment([title, *lines])), tuple(lines), applied)
+    return Export(_text(target, applied, [title, *lines]), tuple(lines), applied)
 
 
-def _text(target: str, applied: Applied, header: str) -> str:
+def _text(target: str, applied: Applied, lines: list[str]) -> str:
+    header = render.comment(lines)
     if target == "openrlhf":
         command = "python3 -m openrlhf.cli.train_ppo_ray"
         return render.shell(command, render.flags(applied), applied, header)
@@ -74,4 +75,4 @@ def _text(target: str, applied: Applied, header: str) -> str:
         return render.shell(command, render.overrides(applied), applied, header)
     if target == "trl":
         return script(applied, header)
-    return render.nested_json(applied)
+    return render.nested_json(applied, lines)

@@ -60,7 +60,9 @@ def _assigned(words: list[str], values: dict[str, str], arrays: dict[str, list[s
         return True
     if len(rest) > 1 and not all(_ASSIGNMENT.match(word) for word in rest):
         return False
-    values.update(pair.groups() for word in rest if (pair := _ASSIGNMENT.match(word)))
+    for word in rest:
+        name, _, value = word.partition("=")
+        values[name] = value
     return True
 
 

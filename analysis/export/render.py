@@ -135,9 +135,10 @@ def _hydra(value: Any) -> str:
     return shown(value) if value is None or isinstance(value, bool) else repr(value)
 
 
-def nested_json(applied: Applied) -> str:
-    """Settings with dotted names as nested JSON."""
-    return json.dumps(nest(applied.theirs), indent=2, allow_nan=False) + "\n"
+def nested_json(applied: Applied, lines: list[str]) -> str:
+    """Settings with dotted names as nested JSON, which has no comments: they are a key of their own."""
+    said = [line for line in lines if line]
+    return json.dumps({"_comment": said, **nest(applied.theirs)}, indent=2, allow_nan=False) + "\n"
 
 
 def plain(kind: str, config: TrialConfig, origin: str) -> str:

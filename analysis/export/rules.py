@@ -127,7 +127,7 @@ def choice(key: str, name: str, default: Any, names: Values, remedy: str) -> Rul
         notes = {} if there == ours else {key: f"{ours} is called {there}"}
         return Told({name: there}, notes)
 
-    ours_of = {there: ours for ours, there in reversed(names.items())}
+    ours_of = {there: ours for ours, there in names.items()}
     return Rule((key,), {name: default}, out, lambda t: {key: lookup(ours_of, name, t[name])})
 
 
@@ -245,7 +245,8 @@ def truth(value: Any) -> bool:
     """A truth value, also from text."""
     if isinstance(value, bool):
         return value
-    return lookup({"true": True, "false": False, "1": True, "0": False}, "", str(value).lower())
+    found: bool = lookup({"true": True, "false": False}, "", str(value).lower())
+    return found
 
 
 def text(value: Any) -> str:

@@ -3,7 +3,7 @@
     python tests/benchmarks/ppo_iteration.py [--quick] [--size small|large] [--threads N] [--trl PYTHON]
 
 ``--trl`` names the interpreter of an environment with torch 2.13.0, trl 1.12.0 and transformers 4.57.6. Without it
-the variable ``RLHF_TRL_PYTHON`` does, or one is made in ``.venv-trl``. The two sides alternate, each in a process of its own.
+``RLHF_TRL_PYTHON`` does, or one is made in ``.venv-trl``. The two sides alternate, each in a process of its own.
 """
 
 from __future__ import annotations

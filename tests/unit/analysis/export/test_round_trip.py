@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
-
 from random_configs import configs
 
 from analysis.export import FRAMEWORKS, export_config, import_text
