@@ -11,7 +11,7 @@ from rlhf_core.errors import ConfigError
 
 Word = str | Var
 _NAME = r"[A-Za-z_]\w*"
-_ASSIGNMENT = re.compile(rf"(?:export\s+)?({_NAME})=(.*)", re.DOTALL)
+_ASSIGNMENT = re.compile(rf"{_NAME}=.*", re.DOTALL)
 _VARIABLE = re.compile(rf"\$(?:{{({_NAME})(?::?-([^}}]*))?}}|({_NAME}))")
 _ARRAY = re.compile(rf"\$\{{({_NAME})\[[@*]\]\}}")
 
@@ -48,17 +48,12 @@ def _is(word: str, program: str) -> bool:
 
 
 def _assigned(words: list[str], values: dict[str, str], arrays: dict[str, list[str]]) -> bool:
-    """Takes note of a line that only assigns."""
+    """Takes note of a command that only assigns."""
     rest = words[1:] if words[0] in ("export", "declare", "local") else words
-    match = _ASSIGNMENT.match(rest[0]) if rest else None
-    if match is None:
-        return False
-    name, value = match.groups()
-    if value.startswith("("):
-        inner = [value[1:], *rest[1:]]
-        arrays[name] = [word for word in inner if word not in ("", ")")]
+    if len(rest) > 1 and rest[1] == "(" and _ASSIGNMENT.fullmatch(rest[0]):
+        arrays[rest[0].removesuffix("=")] = [word for word in rest[2:] if word != ")"]
         return True
-    if len(rest) > 1 and not all(_ASSIGNMENT.match(word) for word in rest):
+    if not rest or not all(_ASSIGNMENT.fullmatch(word) for word in rest):
         return False
     for word in rest:
         name, _, value = word.partition("=")
@@ -71,31 +66,43 @@ def _commands(text: str, source: str) -> Iterator[list[str]]:
     pending: list[str] = []
     held = ""
     for line in text.splitlines():
-        held = f"{held}\n{line}" if held else line
-        stripped = re.sub(r"\\$", "", held)
-        if stripped != held:
-            # A comment inside a continued command ends at its line.
-            held = stripped.split(" #")[0] if " #" in stripped and "'" not in stripped else stripped
-            held += " "
+        held = f"{held}\n{line}" if held.strip() else line
+        if held.endswith("\\"):
+            held = held[:-1] + " "
             continue
         try:
-            pending += shlex.split(held, comments=True)
+            pending += _split(held)
         except ValueError:
             continue
         held = ""
-        if _opens_array(pending) and ")" not in pending:
+        if pending.count("(") > pending.count(")"):
             continue
-        if pending:
-            yield pending
+        yield from _parts(pending)
         pending = []
     if held.strip():
-        raise ConfigError(f"{source}: a quotation is not closed, so that the script cannot be read")
-    if pending:
-        yield pending
+        try:
+            pending += _split(held)
+        except ValueError:
+            rule = "a quotation is not closed, so that the script cannot be read"
+            raise ConfigError(f"{source}: {rule}") from None
+    yield from _parts(pending)
 
 
-def _opens_array(words: list[str]) -> bool:
-    return bool(words) and re.match(rf"{_NAME}=\(", words[0]) is not None
+def _split(line: str) -> list[str]:
+    """Words as a shell splits them; brackets and semicolons are words of their own."""
+    lexer = shlex.shlex(line, posix=True, punctuation_chars="();")
+    lexer.whitespace_split = True
+    return list(lexer)
+
+
+def _parts(words: list[str]) -> Iterator[list[str]]:
+    part: list[str] = []
+    for word in [*words, ";"]:
+        if word.strip(";"):
+            part.append(word)
+        elif part:
+            yield part
+            part = []
 
 
 def _spread(words: list[str], arrays: dict[str, list[str]]) -> Iterator[str]:

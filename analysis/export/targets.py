@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from difflib import get_close_matches
 from functools import cache
 
 from analysis.export import deepspeed, openrlhf, trl, verl
 from analysis.export.rules import Applied, Table, apply_table
 from rlhf_core.config import TrialConfig
-from rlhf_core.errors import ConfigError, nearest
+from rlhf_core.errors import ConfigError
 
 PLAIN = ("yaml", "json", "env")
 TRIALS = ("optuna", "csv", "parquet")
@@ -35,9 +36,10 @@ class Target:
         if asked is None:
             return self.versions[0]
         if asked not in self.versions:
+            near = get_close_matches(asked, self.versions, n=1)
             raise ConfigError(
                 f"--version: {self.name} {asked!r} is not known; there are {', '.join(self.versions)}"
-                + nearest(asked, self.versions)
+                + "".join(f"; did you mean {version!r}?" for version in near)
             )
         return asked
 

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from rlhf_core.errors import ConfigError
+from rlhf_core.errors import ConfigError, nearest
 from sweeps.commands.overrides import add_set_option, parse_overrides
 
 CONFIGS = ("yaml", "json", "env", "openrlhf", "verl", "trl", "deepspeed")
@@ -22,8 +22,9 @@ def register(subparsers: Any) -> None:
         "configuration of another framework; or the trials as a table or an Optuna study.",
     )
     parser.add_argument("source", type=Path, metavar="DIR|FILE")
-    parser.add_argument("--to", required=True, choices=(*CONFIGS, *TRIALS), metavar="TARGET",
-                        help=", ".join((*CONFIGS, *TRIALS)))  # fmt: skip
+    parser.add_argument(
+        "--to", required=True, metavar="TARGET", help=", ".join((*CONFIGS, *TRIALS))
+    )
     parser.add_argument("--version", help="version of the framework (default: the newest known)")
     parser.add_argument("--trial", metavar="ID", help="a trial of DIR instead of the best one")
     parser.add_argument(
@@ -40,6 +41,11 @@ def register(subparsers: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    known = (*CONFIGS, *TRIALS)
+    if args.to not in known:
+        raise ConfigError(
+            f"--to: no target {args.to!r}{nearest(args.to, known)}; there are {', '.join(known)}"
+        )
     if args.to in TRIALS:
         return _trials(args)
     from analysis.export import export_config, trial_config
