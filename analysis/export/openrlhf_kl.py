@@ -122,51 +122,55 @@ def kl_rule(spoken: Dialect) -> Rule:
     if spoken.unbiased_gradient:
         names["algo.kl.unbiased_gradient"] = False
 
-    def out(case: Case) -> Told:
-        kl, loss = case.config.ppo.kl, case["ppo.kl.mode"] == "loss"
-        adaptive = kl.controller == "adaptive"
-        told = Told(
-            {
-                "algo.kl.init_coef": kl.coef,
-                "algo.kl.estimator": kl.estimator,
-                "algo.kl.use_loss": loss,
-                "algo.kl.target": kl.target_per_token if adaptive else None,
-                "algo.kl.horizon": kl.horizon,
-            }
-        )
-        if loss and spoken.unbiased_gradient:
-            told.theirs["algo.kl.unbiased_gradient"] = True
-            told.notes[prefix + "mode"] = "with the gradient of the divergence itself"
-        elif loss:
-            told.notes[prefix + "mode"] = (
-                "the gradient is that of the estimator; that of the divergence came with 0.11.1"
-            )
-        if kl.measure != (kl.coef > 0):
-            told.dropped[prefix + "measure"] = "no reference is kept where the coefficient is 0"
-        targets = (prefix + "target_per_response", prefix + "target_per_token")
-        if not adaptive:
-            return idle(told, targets, "has no effect with ppo.kl.controller fixed")
-        told.notes[prefix + "controller"] = "adaptive where algo.kl.target is given"
-        told.refused += per_token_target(case)
-        return idle(told, targets[:1], "ppo.kl.target_per_token is used instead")
-
-    def back(theirs: Values) -> dict[str, Any]:
-        coef, target = number(theirs["algo.kl.init_coef"]), theirs["algo.kl.target"]
-        adaptive: dict[str, Any] = {"controller": "fixed"}
-        if target is not None:
-            adaptive = {"controller": "adaptive", "target_per_token": number(target)}
-        found = {
-            "coef": coef,
-            "estimator": lookup(
-                {k: k for k in ("k1", "k2", "k3")}, "", theirs["algo.kl.estimator"]
-            ),
-            "mode": "loss" if truth(theirs["algo.kl.use_loss"]) else "reward",
-            "horizon": whole(theirs["algo.kl.horizon"]),
-            "measure": coef > 0 or target is not None,
-            **adaptive,
-        }
-        return {prefix + name: value for name, value in found.items()}
-
     keys = ("coef", "mode", "estimator", "controller", "target_per_response", "target_per_token",
             "horizon", "measure")  # fmt: skip
-    return Rule(tuple(prefix + key for key in keys), names, out, back)
+    return Rule(
+        tuple(prefix + key for key in keys), names, lambda case: _kl_out(case, spoken), _kl_back
+    )
+
+
+def _kl_back(theirs: Values) -> dict[str, Any]:
+    prefix = "ppo.kl."
+    coef, target = number(theirs["algo.kl.init_coef"]), theirs["algo.kl.target"]
+    adaptive: dict[str, Any] = {"controller": "fixed"}
+    if target is not None:
+        adaptive = {"controller": "adaptive", "target_per_token": number(target)}
+    found = {
+        "coef": coef,
+        "estimator": lookup({k: k for k in ("k1", "k2", "k3")}, "", theirs["algo.kl.estimator"]),
+        "mode": "loss" if truth(theirs["algo.kl.use_loss"]) else "reward",
+        "horizon": whole(theirs["algo.kl.horizon"]),
+        "measure": coef > 0 or target is not None,
+        **adaptive,
+    }
+    return {prefix + name: value for name, value in found.items()}
+
+
+def _kl_out(case: Case, spoken: Dialect) -> Told:
+    prefix = "ppo.kl."
+    kl, loss = case.config.ppo.kl, case["ppo.kl.mode"] == "loss"
+    adaptive = kl.controller == "adaptive"
+    told = Told(
+        {
+            "algo.kl.init_coef": kl.coef,
+            "algo.kl.estimator": kl.estimator,
+            "algo.kl.use_loss": loss,
+            "algo.kl.target": kl.target_per_token if adaptive else None,
+            "algo.kl.horizon": kl.horizon,
+        }
+    )
+    if loss and spoken.unbiased_gradient:
+        told.theirs["algo.kl.unbiased_gradient"] = True
+        told.notes[prefix + "mode"] = "with the gradient of the divergence itself"
+    elif loss:
+        told.notes[prefix + "mode"] = (
+            "the gradient is that of the estimator; that of the divergence came with 0.11.1"
+        )
+    if kl.measure != (kl.coef > 0):
+        told.dropped[prefix + "measure"] = "no reference is kept where the coefficient is 0"
+    targets = (prefix + "target_per_response", prefix + "target_per_token")
+    if not adaptive:
+        return idle(told, targets, "has no effect with ppo.kl.controller fixed")
+    told.notes[prefix + "controller"] = "adaptive where algo.kl.target is given"
+    told.refused += per_token_target(case)
+    return idle(told, targets[:1], "ppo.kl.target_per_token is used instead")

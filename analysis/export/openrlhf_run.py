@@ -164,47 +164,49 @@ def run_length(theirs: Values) -> int | None:
 def run_rules(micro: tuple[int, int]) -> list[Rule]:
     """Length, epochs, batches, checkpoints, seed, delivery of weights; ``micro`` are their default sizes."""
 
-    def budget(case: Case) -> Told:
-        prompts = case["budget.iterations"] * case["rollout.prompts_per_iteration"]
-        note = f"{prompts} prompts in one pass, which the file must hold"
-        return Told(
-            {"data.max_samples": prompts, "train.num_episodes": 1}, {"budget.iterations": note}
-        )
-
-    def budget_back(theirs: Values) -> dict[str, Any]:
-        length = run_length(theirs)
-        if not length:
-            raise Unreadable("the length of the run follows from the data; set budget.iterations")
-        return {"budget.iterations": length}
-
-    def save(case: Case) -> Told:
-        every, keep = case["checkpoint.every_iterations"], case["checkpoint.keep"]
-        told = Told({"ckpt.save_steps": every or -1, "ckpt.max_num": max(keep, 1)})
-        if every is None:
-            told.notes["checkpoint.every_iterations"] = "-1 is only at the end"
-        if keep == 0:
-            told.dropped["checkpoint.keep"] = "1 is written; at least one is kept"
-        return told
-
-    def save_back(theirs: Values) -> dict[str, Any]:
-        return {
-            "checkpoint.every_iterations": steps(theirs["ckpt.save_steps"]),
-            "checkpoint.keep": whole(theirs["ckpt.max_num"]),
-        }
-
     return [
-        Rule(("budget.iterations",), LENGTH, budget, budget_back),
+        Rule(("budget.iterations",), LENGTH, _budget_out, _budget_back),
         same("ppo.epochs", "train.max_epochs", 1, whole),
         _batches(*micro),
         Rule(
             ("checkpoint.every_iterations", "checkpoint.keep"),
             {"ckpt.save_steps": -1, "ckpt.max_num": 3},
-            save,
-            save_back,
+            _save_out,
+            _save_back,
         ),
         same("seed", "train.seed", 42, whole),
         every_iteration(),
     ]
+
+
+def _save_back(theirs: Values) -> dict[str, Any]:
+    return {
+        "checkpoint.every_iterations": steps(theirs["ckpt.save_steps"]),
+        "checkpoint.keep": whole(theirs["ckpt.max_num"]),
+    }
+
+
+def _save_out(case: Case) -> Told:
+    every, keep = case["checkpoint.every_iterations"], case["checkpoint.keep"]
+    told = Told({"ckpt.save_steps": every or -1, "ckpt.max_num": max(keep, 1)})
+    if every is None:
+        told.notes["checkpoint.every_iterations"] = "-1 is only at the end"
+    if keep == 0:
+        told.dropped["checkpoint.keep"] = "1 is written; at least one is kept"
+    return told
+
+
+def _budget_back(theirs: Values) -> dict[str, Any]:
+    length = run_length(theirs)
+    if not length:
+        raise Unreadable("the length of the run follows from the data; set budget.iterations")
+    return {"budget.iterations": length}
+
+
+def _budget_out(case: Case) -> Told:
+    prompts = case["budget.iterations"] * case["rollout.prompts_per_iteration"]
+    note = f"{prompts} prompts in one pass, which the file must hold"
+    return Told({"data.max_samples": prompts, "train.num_episodes": 1}, {"budget.iterations": note})
 
 
 def _batches(train: int, rollout: int) -> Rule:

@@ -52,33 +52,6 @@ def table(version: str) -> Table:
 
 
 def _model_rules() -> list[Rule]:
-    def reward(case: Case) -> Told:
-        model = case["reward.model"] or variable(case, "REWARD_MODEL", "the reward model")
-        told = Told({"reward_model_path": model})
-        if case["reward.function"]:
-            lost = "the reward is a sequence classifier; give one in REWARD_MODEL"
-            told.dropped["reward.function"] = lost
-        return told
-
-    def reward_back(theirs: Values) -> dict[str, Any]:
-        return {"reward.model": path(theirs["reward_model_path"]), "reward.function": None}
-
-    def prompts(case: Case) -> Told:
-        given = case["data.prompts"]
-        what = "training prompts, a .jsonl with a prompt on each line"
-        told = Told({"PROMPTS": given or variable(case, "PROMPTS", what)})
-        if given is not None and not given.endswith(".jsonl"):
-            told.theirs["PROMPTS"] = variable(case, "PROMPTS", what)
-            told.dropped["data.prompts"] = "the script reads .jsonl; convert the file"
-        return told
-
-    def device(case: Case) -> Told:
-        kind = case["model.device"]
-        told = Told({"use_cpu": kind == "cpu"})
-        if kind == "cuda":
-            told.dropped["model.device"] = "a GPU is taken where there is one"
-        return told
-
     return [
         policy("sft_model_path", None),
         reference("the reference is the policy at its start"),
@@ -101,14 +74,19 @@ def _model_rules() -> list[Rule]:
         Rule(
             ("model.device",),
             {"use_cpu": False},
-            device,
+            _device_out,
             lambda t: {"model.device": "cpu" if truth(t["use_cpu"]) else "auto"},
         ),
-        Rule(("reward.model", "reward.function"), {"reward_model_path": None}, reward, reward_back),
+        Rule(
+            ("reward.model", "reward.function"),
+            {"reward_model_path": None},
+            _reward_out,
+            _reward_back,
+        ),
         Rule(
             ("data.prompts",),
             {"PROMPTS": None},
-            prompts,
+            _prompts_out,
             lambda t: {"data.prompts": path(t["PROMPTS"])},
         ),
         same("data.max_prompt_tokens", "MAX_PROMPT_TOKENS", 64, whole),
@@ -120,6 +98,37 @@ def _model_rules() -> list[Rule]:
             "choose one of them",
         ),
     ]
+
+
+def _device_out(case: Case) -> Told:
+    kind = case["model.device"]
+    told = Told({"use_cpu": kind == "cpu"})
+    if kind == "cuda":
+        told.dropped["model.device"] = "a GPU is taken where there is one"
+    return told
+
+
+def _prompts_out(case: Case) -> Told:
+    given = case["data.prompts"]
+    what = "training prompts, a .jsonl with a prompt on each line"
+    told = Told({"PROMPTS": given or variable(case, "PROMPTS", what)})
+    if given is not None and not given.endswith(".jsonl"):
+        told.theirs["PROMPTS"] = variable(case, "PROMPTS", what)
+        told.dropped["data.prompts"] = "the script reads .jsonl; convert the file"
+    return told
+
+
+def _reward_back(theirs: Values) -> dict[str, Any]:
+    return {"reward.model": path(theirs["reward_model_path"]), "reward.function": None}
+
+
+def _reward_out(case: Case) -> Told:
+    model = case["reward.model"] or variable(case, "REWARD_MODEL", "the reward model")
+    told = Told({"reward_model_path": model})
+    if case["reward.function"]:
+        lost = "the reward is a sequence classifier; give one in REWARD_MODEL"
+        told.dropped["reward.function"] = lost
+    return told
 
 
 def _sampling_rules() -> list[Rule]:

@@ -55,51 +55,16 @@ def table(version: str) -> Table:
     )
 
 
+REWARD_NAMES: dict[str, Any] = {
+    "reward.reward_model.enable": False,
+    "reward.reward_model.model_path": None,
+    "reward.reward_model.rollout.name": None,
+    "reward.reward_model.rollout.tensor_model_parallel_size": 2,
+    "reward.custom_reward_function.path": None,
+}
+
+
 def _model_rules() -> list[Rule]:
-    reward_names = {
-        "reward.reward_model.enable": False,
-        "reward.reward_model.model_path": None,
-        "reward.reward_model.rollout.name": None,
-        "reward.reward_model.rollout.tensor_model_parallel_size": 2,
-        "reward.custom_reward_function.path": None,
-    }
-
-    def reward(case: Case) -> Told:
-        if case["reward.function"]:
-            what = (
-                "a .py file with compute_score(data_source, solution_str, ground_truth, extra_info)"
-            )
-            told = Told({"reward.custom_reward_function.path": Var("REWARD_FUNCTION", what)})
-            lost = "a reward function has another signature there; wrap it in a file"
-            return idle(told, ("reward.function",), lost)
-        values = (True, _reward_model(case), "vllm", 1)
-        return Told(dict(zip(reward_names, values, strict=False)))
-
-    def reward_back(theirs: Values) -> dict[str, Any]:
-        if theirs["reward.custom_reward_function.path"] is not None:
-            raise Unreadable("a reward function of another signature; name one in reward.function")
-        return {
-            "reward.model": path(theirs["reward.reward_model.model_path"]),
-            "reward.function": None,
-        }
-
-    def critic(case: Case) -> Told:
-        kind = case["model.critic_init"]
-        if kind == "reward" and not case["reward.function"]:
-            return Told({"critic.model.path": _reward_model(case)})
-        start = case["model.policy"] or variable(case, "POLICY", "the policy")
-        told = Told({"critic.model.path": start}, {"model.critic_init": "the policy's path"})
-        if kind == "reward":
-            told.dropped["model.critic_init"] = "without a reward model the policy is the start"
-        return told
-
-    def critic_back(theirs: Values) -> dict[str, Any]:
-        start = theirs["critic.model.path"]
-        if start is None or start == theirs["reward.reward_model.model_path"]:
-            return {"model.critic_init": "reward"}
-        if start != theirs["actor_rollout_ref.model.path"]:
-            raise Unreadable("the critic starts from the policy or from the reward model here")
-        return {"model.critic_init": "policy"}
 
     starts = {
         "critic.model.path": None,
@@ -109,12 +74,53 @@ def _model_rules() -> list[Rule]:
     return [
         policy("actor_rollout_ref.model.path", None),
         reference("the reference is the policy at its start"),
-        Rule(("reward.model", "reward.function"), reward_names, reward, reward_back),
-        needs_critic(Rule(("model.critic_init",), starts, critic, critic_back)),
+        Rule(("reward.model", "reward.function"), REWARD_NAMES, _reward_out, _reward_back),
+        needs_critic(Rule(("model.critic_init",), starts, _critic_out, _critic_back)),
         _dtype(),
         fixed("model.device", "auto", "it always runs on GPUs"),
         fixed("data.chat_template", "auto", "prompts always go through the chat template"),
     ]
+
+
+def _critic_back(theirs: Values) -> dict[str, Any]:
+    start = theirs["critic.model.path"]
+    if start is None or start == theirs["reward.reward_model.model_path"]:
+        return {"model.critic_init": "reward"}
+    if start != theirs["actor_rollout_ref.model.path"]:
+        raise Unreadable(
+            "the _critic_out starts from the policy or from the _reward_out model here"
+        )
+    return {"model.critic_init": "policy"}
+
+
+def _critic_out(case: Case) -> Told:
+    kind = case["model.critic_init"]
+    if kind == "reward" and not case["reward.function"]:
+        return Told({"critic.model.path": _reward_model(case)})
+    start = case["model.policy"] or variable(case, "POLICY", "the policy")
+    told = Told({"critic.model.path": start}, {"model.critic_init": "the policy's path"})
+    if kind == "reward":
+        told.dropped["model.critic_init"] = "without a _reward_out model the policy is the start"
+    return told
+
+
+def _reward_back(theirs: Values) -> dict[str, Any]:
+    if theirs["reward.custom_reward_function.path"] is not None:
+        raise Unreadable("a _reward_out function of another signature; name one in reward.function")
+    return {
+        "reward.model": path(theirs["reward.reward_model.model_path"]),
+        "reward.function": None,
+    }
+
+
+def _reward_out(case: Case) -> Told:
+    if case["reward.function"]:
+        what = "a .py file with compute_score(data_source, solution_str, ground_truth, extra_info)"
+        told = Told({"reward.custom_reward_function.path": Var("REWARD_FUNCTION", what)})
+        lost = "a reward function has another signature there; wrap it in a file"
+        return idle(told, ("reward.function",), lost)
+    values = (True, _reward_model(case), "vllm", 1)
+    return Told(dict(zip(REWARD_NAMES, values, strict=False)))
 
 
 def _reward_model(case: Case) -> Any:
@@ -189,40 +195,27 @@ REWARD: dict[str, Any] = {
 }
 
 
+CALLED = {
+    "gae": "gae",
+    "reinforce": "reinforce_plus_plus",
+    "reinforce_baseline": "reinforce_plus_plus_baseline",
+    "rloo": "rloo",
+    "group_norm": "grpo",
+    "dr_grpo": "grpo",
+}
+OURS = {
+    **{there: here for here, there in CALLED.items() if there != "grpo"},
+    "rloo_vectorized": "rloo",
+    "grpo": "group_norm",
+    "grpo_vectorized": "group_norm",
+}
+
+
 def _advantage_rules() -> list[Rule]:
     names = {"algorithm.adv_estimator": "gae", "algorithm.norm_adv_by_std_in_grpo": True}
-    called = {
-        "gae": "gae",
-        "reinforce": "reinforce_plus_plus",
-        "reinforce_baseline": "reinforce_plus_plus_baseline",
-        "rloo": "rloo",
-        "group_norm": "grpo",
-        "dr_grpo": "grpo",
-    }
-    ours = {
-        **{there: here for here, there in called.items() if there != "grpo"},
-        "rloo_vectorized": "rloo",
-        "grpo": "group_norm",
-        "grpo_vectorized": "group_norm",
-    }
-
-    def out(case: Case) -> Told:
-        estimator = case["ppo.advantage"]
-        told = Told({"algorithm.adv_estimator": called[estimator]})
-        if called[estimator] == "grpo":
-            told.theirs["algorithm.norm_adv_by_std_in_grpo"] = estimator == "group_norm"
-        if called[estimator] != estimator:
-            told.notes["ppo.advantage"] = f"called {called[estimator]}"
-        return told
-
-    def back(theirs: Values) -> dict[str, Any]:
-        estimator = lookup(ours, "", theirs["algorithm.adv_estimator"])
-        if estimator == "group_norm" and not truth(theirs["algorithm.norm_adv_by_std_in_grpo"]):
-            estimator = "dr_grpo"
-        return {"ppo.advantage": estimator}
 
     return [
-        Rule(("ppo.advantage",), names, out, back),
+        Rule(("ppo.advantage",), names, _advantage_out, _advantage_back),
         same("ppo.gamma", "algorithm.gamma", 1.0, number),
         same("ppo.lam", "algorithm.lam", 1.0, number),
         whitening(),
@@ -232,3 +225,20 @@ def _advantage_rules() -> list[Rule]:
             "no group is left out; the filter there replaces groups by new ones",
         ),
     ]
+
+
+def _advantage_back(theirs: Values) -> dict[str, Any]:
+    estimator = lookup(OURS, "", theirs["algorithm.adv_estimator"])
+    if estimator == "group_norm" and not truth(theirs["algorithm.norm_adv_by_std_in_grpo"]):
+        estimator = "dr_grpo"
+    return {"ppo.advantage": estimator}
+
+
+def _advantage_out(case: Case) -> Told:
+    estimator = case["ppo.advantage"]
+    told = Told({"algorithm.adv_estimator": CALLED[estimator]})
+    if CALLED[estimator] == "grpo":
+        told.theirs["algorithm.norm_adv_by_std_in_grpo"] = estimator == "group_norm"
+    if CALLED[estimator] != estimator:
+        told.notes["ppo.advantage"] = f"CALLED {CALLED[estimator]}"
+    return told

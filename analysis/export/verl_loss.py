@@ -170,75 +170,79 @@ def _band(text: Any) -> tuple[float, float]:
     return number(low), number(high)
 
 
+PREFIX, CONTROL = "ppo.kl.", "algorithm.kl_ctrl."
+ESTIMATORS = {"k1": "kl", "k2": "mse", "k3": "low_var_kl"}
+OURS = {**{there: here for here, there in ESTIMATORS.items()}, **{k: k for k in ESTIMATORS}}
+
+
 def _kl() -> Rule:
-    prefix, control = "ppo.kl.", "algorithm.kl_ctrl."
-    called = {"k1": "kl", "k2": "mse", "k3": "low_var_kl"}
-    ours = {**{there: here for here, there in called.items()}, **{k: k for k in called}}
     names: dict[str, Any] = {
         "algorithm.use_kl_in_reward": False,
         "algorithm.kl_penalty": "kl",
-        f"{control}type": "fixed",
-        f"{control}kl_coef": 0.001,
-        f"{control}horizon": 10000,
-        f"{control}target_kl": 0.1,
+        f"{CONTROL}type": "fixed",
+        f"{CONTROL}kl_coef": 0.001,
+        f"{CONTROL}horizon": 10000,
+        f"{CONTROL}target_kl": 0.1,
         f"{ACTOR}use_kl_loss": False,
         f"{ACTOR}kl_loss_coef": 0.001,
         f"{ACTOR}kl_loss_type": "low_var_kl",
     }
 
-    def out(case: Case) -> Told:
-        kl, adaptive = case.config.ppo.kl, case["ppo.kl.controller"] == "adaptive"
-        loss = kl.mode == "loss"
-        told = Told({"algorithm.use_kl_in_reward": kl.measure and not loss})
-        told.theirs[f"{ACTOR}use_kl_loss"] = kl.measure and loss
-        there = called[kl.estimator]
-        told.notes[prefix + "estimator"] = f"called {there}"
-        if loss and kl.measure:
-            told.theirs[f"{ACTOR}kl_loss_coef"] = kl.coef
-            told.theirs[f"{ACTOR}kl_loss_type"] = there + ("" if kl.estimator == "k2" else "+")
-            told.notes[prefix + "mode"] = "with the gradient of k2 for every estimator"
-            if adaptive:
-                told.refused.append(
-                    "ppo.kl.controller must be fixed with ppo.kl.mode loss for this target, but is adaptive; "
-                    "set it to fixed, or the mode to reward"
-                )
-        else:
-            told.theirs["algorithm.kl_penalty"] = there
-            told.theirs[f"{control}kl_coef"] = kl.coef
-            told.notes[prefix + "mode"] = "a switch of its own"
-            if loss:
-                told.dropped[prefix + "mode"] = "no KL is measured"
-        if kl.measure and not loss and case.config.ppo.needs_groups:
-            told.notes[prefix + "mode"] += "; the KL goes into the score before the baseline"
-        told.theirs |= {f"{control}type": kl.controller, f"{control}horizon": kl.horizon}
-        targets = (prefix + "target_per_response", prefix + "target_per_token")
-        if not adaptive:
-            return idle(told, targets, "has no effect with ppo.kl.controller fixed")
-        told.theirs[f"{control}target_kl"] = kl.target_per_token
-        told.refused += per_token_target(case)
-        return idle(told, targets[:1], "ppo.kl.target_per_token is used instead")
-
-    def back(theirs: Values) -> dict[str, Any]:
-        in_reward, in_loss = (
-            truth(theirs["algorithm.use_kl_in_reward"]),
-            truth(theirs[f"{ACTOR}use_kl_loss"]),
-        )
-        if in_reward and in_loss:
-            raise Unreadable("the KL is a penalty or a loss here, not both")
-        kind = theirs[f"{ACTOR}kl_loss_type"] if in_loss else theirs["algorithm.kl_penalty"]
-        coef = theirs[f"{ACTOR}kl_loss_coef"] if in_loss else theirs[f"{control}kl_coef"]
-        found = {
-            "measure": in_reward or in_loss,
-            "mode": "loss" if in_loss else "reward",
-            "estimator": lookup(ours, "", str(kind).removesuffix("+")),
-            "coef": number(coef) if in_reward or in_loss else 0.0,
-            "horizon": whole(theirs[f"{control}horizon"]),
-            "controller": theirs[f"{control}type"] if in_reward else "fixed",
-        }
-        if found["controller"] == "adaptive":
-            found["target_per_token"] = number(theirs[f"{control}target_kl"])
-        return {prefix + name: value for name, value in found.items()}
-
     keys = ("coef", "mode", "estimator", "controller", "target_per_response", "target_per_token",
             "horizon", "measure")  # fmt: skip
-    return Rule(tuple(prefix + key for key in keys), names, out, back)
+    return Rule(tuple(PREFIX + key for key in keys), names, _kl_out, _kl_back)
+
+
+def _kl_back(theirs: Values) -> dict[str, Any]:
+    in_reward, in_loss = (
+        truth(theirs["algorithm.use_kl_in_reward"]),
+        truth(theirs[f"{ACTOR}use_kl_loss"]),
+    )
+    if in_reward and in_loss:
+        raise Unreadable("the KL is a penalty or a loss here, not both")
+    kind = theirs[f"{ACTOR}kl_loss_type"] if in_loss else theirs["algorithm.kl_penalty"]
+    coef = theirs[f"{ACTOR}kl_loss_coef"] if in_loss else theirs[f"{CONTROL}kl_coef"]
+    found = {
+        "measure": in_reward or in_loss,
+        "mode": "loss" if in_loss else "reward",
+        "estimator": lookup(OURS, "", str(kind).removesuffix("+")),
+        "coef": number(coef) if in_reward or in_loss else 0.0,
+        "horizon": whole(theirs[f"{CONTROL}horizon"]),
+        "controller": theirs[f"{CONTROL}type"] if in_reward else "fixed",
+    }
+    if found["controller"] == "adaptive":
+        found["target_per_token"] = number(theirs[f"{CONTROL}target_kl"])
+    return {PREFIX + name: value for name, value in found.items()}
+
+
+def _kl_out(case: Case) -> Told:
+    kl, adaptive = case.config.ppo.kl, case["ppo.kl.controller"] == "adaptive"
+    loss = kl.mode == "loss"
+    told = Told({"algorithm.use_kl_in_reward": kl.measure and not loss})
+    told.theirs[f"{ACTOR}use_kl_loss"] = kl.measure and loss
+    there = ESTIMATORS[kl.estimator]
+    told.notes[PREFIX + "estimator"] = f"called {there}"
+    if loss and kl.measure:
+        told.theirs[f"{ACTOR}kl_loss_coef"] = kl.coef
+        told.theirs[f"{ACTOR}kl_loss_type"] = there + ("" if kl.estimator == "k2" else "+")
+        told.notes[PREFIX + "mode"] = "with the gradient of k2 for every estimator"
+        if adaptive:
+            told.refused.append(
+                "ppo.kl.controller must be fixed with ppo.kl.mode loss for this target, but is adaptive; "
+                "set it to fixed, or the mode to reward"
+            )
+    else:
+        told.theirs["algorithm.kl_penalty"] = there
+        told.theirs[f"{CONTROL}kl_coef"] = kl.coef
+        told.notes[PREFIX + "mode"] = "a switch of its own"
+        if loss:
+            told.dropped[PREFIX + "mode"] = "no KL is measured"
+    if kl.measure and not loss and case.config.ppo.needs_groups:
+        told.notes[PREFIX + "mode"] += "; the KL goes into the score before the baseline"
+    told.theirs |= {f"{CONTROL}type": kl.controller, f"{CONTROL}horizon": kl.horizon}
+    targets = (PREFIX + "target_per_response", PREFIX + "target_per_token")
+    if not adaptive:
+        return idle(told, targets, "has no effect with ppo.kl.controller fixed")
+    told.theirs[f"{CONTROL}target_kl"] = kl.target_per_token
+    told.refused += per_token_target(case)
+    return idle(told, targets[:1], "ppo.kl.target_per_token is used instead")
