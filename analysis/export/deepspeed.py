@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from analysis.export.rules import Case, Rule, Table, Told, drop, fixed
+from analysis.export.rules import Case, Rule, Table, Told, drop, fixed, gpu_count
 from analysis.export.shared import learner_gpus, micro_batch
 
 VERSIONS = ("0.19.8",)
@@ -65,7 +65,7 @@ def _batches(case: Case) -> Told:
         "train_micro_batch_size_per_gpu": size,
         "gradient_accumulation_steps": max(1, case.responses // (size * gpus)),
     }
-    told.notes["ppo.minibatches"] = f"{case.responses} responses in a step, on {gpus} GPUs"
+    told.notes["ppo.minibatches"] = f"{case.responses} responses in a step, on {gpu_count(gpus)}"
     return told
 
 

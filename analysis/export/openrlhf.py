@@ -22,7 +22,7 @@ __all__ = ["NOWHERE", "REASONS", "VERSIONS", "table"]
 NOWHERE = "OpenRLHF has no such option"
 SERVER = "evaluation there needs a reward server or a reward function"
 REASONS = {
-    "data.task": "its models and prompts are given in variables",
+    "data.task": "its models and prompts are given in variables; its reward offset is left out",
     "data.eval_prompts": SERVER,
     "eval.": SERVER,
     "rollout.chunk_size": "vLLM makes its own batches",

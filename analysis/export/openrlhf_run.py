@@ -35,7 +35,7 @@ from analysis.export.shared import (
 )
 
 ALL_PROMPTS = 1e8
-ENGINES = {"critic": "critic", "learner": "actor", "reference": "ref", "reward": "reward"}
+GROUPS = {"learner": "actor", "critic": "critic", "reference": "ref", "reward": "reward"}
 
 
 def optimiser_rules(*, shared: bool) -> list[Rule]:
@@ -264,7 +264,7 @@ def resource_rules() -> list[Rule]:
         for name in ("workers", "gpus")
     )
     names: dict[str, Any] = {"train.colocate_all": False}
-    for group in ENGINES.values():
+    for group in GROUPS.values():
         names |= {f"{group}.num_nodes": 1, f"{group}.num_gpus_per_node": 8}
     names |= {"vllm.num_engines": None, "vllm.tensor_parallel_size": 1}
     needed = {
@@ -286,7 +286,7 @@ def _place(case: Case) -> Told:
 def _place_fused(case: Case) -> Told:
     roles, gpus = "resources.roles.", learner_gpus(case)
     told = Told({"train.colocate_all": True}, {"resources.layout": "all roles share the same GPUs"})
-    for group in ENGINES.values():
+    for group in GROUPS.values():
         told.theirs |= _group(group, gpus)
     told.theirs |= {
         "vllm.num_engines": gpus,
@@ -297,7 +297,7 @@ def _place_fused(case: Case) -> Told:
     }
     if case[f"{roles}fused.gpus"] != gpus:
         told.dropped[f"{roles}fused.gpus"] = f"GPUs are taken whole; {gpus} is written"
-    for role in ("rollout", *ENGINES):
+    for role in ("rollout", *GROUPS):
         told.dropped |= drop(
             [f"{roles}{role}.workers", f"{roles}{role}.gpus"], "not used by layout fused"
         )
@@ -309,7 +309,7 @@ def _place_split(case: Case) -> Told:
     told = Told(
         {"train.colocate_all": False}, {"resources.layout": "each role has GPUs of its own"}
     )
-    for role, group in ENGINES.items():
+    for role, group in GROUPS.items():
         workers, gpus = f"{roles}{role}.workers", f"{roles}{role}.gpus"
         if group == "critic" and not case.config.ppo.needs_critic:
             told.dropped |= drop(
@@ -361,7 +361,7 @@ def _place_back(theirs: Values) -> dict[str, Any]:
         f"{roles}rollout.workers": whole(theirs["vllm.num_engines"]),
         f"{roles}rollout.gpus": number(theirs["vllm.tensor_parallel_size"]),
     }
-    for role, group in ENGINES.items():
+    for role, group in GROUPS.items():
         if group != "critic" or theirs["algo.advantage.estimator"] == "gae":
             found |= {f"{roles}{role}.workers": 1, f"{roles}{role}.gpus": gpus(group)}
     return found

@@ -27,7 +27,7 @@ def count_line(applied: Applied) -> str:
 
 
 def report(applied: Applied, config: TrialConfig) -> list[str]:
-    """What became of the options, as lines: converted ones each, dropped ones by reason."""
+    """What became of every option, as lines: converted ones each, dropped ones by reason."""
     flat = flatten(config)
     lines = [count_line(applied), "", "Converted:"]
     for key, note in applied.converted.items():
@@ -38,8 +38,8 @@ def report(applied: Applied, config: TrialConfig) -> list[str]:
         by_reason.setdefault(why, []).append(key if plain else f"{key} = {shown(flat[key])}")
     lines += ["", "Dropped (with the value where it is not the default):"]
     for why, keys in by_reason.items():
-        lines += _wrapped(f"{why}: {', '.join(keys)}")
-    return lines
+        lines += _wrapped(f"{', '.join(keys)}: {why}")
+    return [*lines, "", "Exported as they are:", *_wrapped(", ".join(applied.exported))]
 
 
 def _wrapped(text: str) -> list[str]:
@@ -83,7 +83,7 @@ def shell(command: str, words: Mapping[str, list[str]], applied: Applied, header
         lines += [f"  # {key}: {note}" for key, note in notes.items()]
         lines += ["  " + " ".join(words[name]) for name in settings if words[name]]
     lines += [")", f'{command} "${{args[@]}}" "$@"']
-    return f"#!/usr/bin/env bash\n{header}" + "\n".join(lines) + "\n"
+    return f"#!/usr/bin/env bash\n{header}\n" + "\n".join(lines) + "\n"
 
 
 def flags(applied: Applied) -> dict[str, list[str]]:

@@ -280,6 +280,11 @@ def whole_gpus(share: float) -> int:
     return max(1, math.ceil(share))
 
 
+def gpu_count(gpus: int) -> str:
+    """``1 GPU``, ``2 GPUs``."""
+    return f"{gpus} GPU" + ("" if gpus == 1 else "s")
+
+
 def nodes(gpus: int, per_node: int = 8) -> tuple[int, int]:
     """Fewest nodes of at most ``per_node`` GPUs that share ``gpus`` evenly, and the GPUs of each."""
     count = next(n for n in range(math.ceil(gpus / per_node), gpus + 1) if gpus % n == 0)

@@ -35,7 +35,7 @@ from analysis.export.trl_run import run_rules
 VERSIONS = ("1.12.0",)
 NOWHERE = "TRL's PPO has no such option"
 REASONS = {
-    "data.task": "its models and prompts are read from the environment",
+    "data.task": "its models and prompts come from the environment; its reward offset is left out",
     "rollout.chunk_size": "responses are sampled in batches of local_rollout_forward_batch_size",
     "eval.": "its evaluation only prints samples",
 }

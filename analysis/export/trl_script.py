@@ -78,7 +78,7 @@ def script(applied: Applied, header: str) -> str:
         [f"Run it by: accelerate launch --num_processes {applied.theirs['PROCESSES']} FILE"]
     )
     body = head + given + "".join(constants) + "\nARGS = PPOConfig(\n" + "".join(arguments) + ")\n"
-    return f"{header}{IMPORTS}\n{body}{MAIN}"
+    return f"{header}\n{IMPORTS}\n{body}{MAIN}"
 
 
 def _literal(value: Any) -> str:

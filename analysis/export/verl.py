@@ -34,7 +34,7 @@ from analysis.export.verl_run import run_rules
 VERSIONS = ("0.9.1",)
 NOWHERE = "verl has no such option"
 REASONS = {
-    "data.task": "its models and prompts are given in variables",
+    "data.task": "its models and prompts are given in variables; its reward offset is left out",
     "data.prompts": "verl reads chat messages with a data source from .parquet or .json",
     "data.eval_prompts": "verl reads chat messages with a data source from .parquet or .json",
     "rollout.chunk_size": "vLLM makes its own batches",
@@ -87,9 +87,7 @@ def _critic_back(theirs: Values) -> dict[str, Any]:
     if start is None or start == theirs["reward.reward_model.model_path"]:
         return {"model.critic_init": "reward"}
     if start != theirs["actor_rollout_ref.model.path"]:
-        raise Unreadable(
-            "the _critic_out starts from the policy or from the _reward_out model here"
-        )
+        raise Unreadable("the critic starts from the policy or from the reward model here")
     return {"model.critic_init": "policy"}
 
 
@@ -100,13 +98,13 @@ def _critic_out(case: Case) -> Told:
     start = case["model.policy"] or variable(case, "POLICY", "the policy")
     told = Told({"critic.model.path": start}, {"model.critic_init": "the policy's path"})
     if kind == "reward":
-        told.dropped["model.critic_init"] = "without a _reward_out model the policy is the start"
+        told.dropped["model.critic_init"] = "without a reward model the policy is the start"
     return told
 
 
 def _reward_back(theirs: Values) -> dict[str, Any]:
     if theirs["reward.custom_reward_function.path"] is not None:
-        raise Unreadable("a _reward_out function of another signature; name one in reward.function")
+        raise Unreadable("a reward function of another signature; name one in reward.function")
     return {
         "reward.model": path(theirs["reward.reward_model.model_path"]),
         "reward.function": None,

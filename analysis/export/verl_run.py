@@ -13,6 +13,7 @@ from analysis.export.rules import (
     Var,
     drop,
     fixed,
+    gpu_count,
     lookup,
     nodes,
     number,
@@ -285,7 +286,7 @@ def _resources() -> Rule:
         split = case["resources.layout"] == "split"
         tensor = whole_gpus(case[f"{roles}rollout.gpus"]) if split else 1
         told = Told(dict(zip(names, (count, each, tensor), strict=True)))
-        shared = f"actor, rollout, reference and critic share one pool, of {gpus} GPUs"
+        shared = f"actor, rollout, reference and critic share one pool, of {gpu_count(gpus)}"
         if split:
             told.dropped = drop(["resources.layout", *keys], shared)
             return told

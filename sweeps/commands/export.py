@@ -59,9 +59,7 @@ def run(args: argparse.Namespace) -> int:
     else:
         Path(args.out).write_text(made.text, encoding="utf-8")
         print(f"{args.out} is written", file=sys.stderr)
-    # A JSON file has no place for comments, so that the lists stand here.
-    shown = made.report if args.to == "deepspeed" else made.report[:1]
-    for line in shown:
+    for line in made.report[:1]:
         print(line, file=sys.stderr)
     return 0
 
