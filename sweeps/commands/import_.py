@@ -24,11 +24,12 @@ def register(subparsers: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from analysis.export import import_file
-    from rlhf_core.config import dump_yaml
+    from sweeps.programs.describe import differences_as_yaml
 
     made = import_file(args.target, args.file, args.version)
     title = f"Read from {args.file} ({args.target} {made.version}) by rlhf-sweep."
-    text = dump_yaml(made.config, "\n".join([title, *made.report()]))
+    comments = "".join(f"# {line}\n" for line in [title, *made.report()])
+    text = comments + differences_as_yaml(made.config)
     if args.out is None:
         sys.stdout.write(text)
     else:
