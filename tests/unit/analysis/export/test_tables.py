@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from analysis.export import export_config
+from analysis.export import export_config, import_text
+from analysis.export.render import plain_number
 from analysis.export.rules import Applied
 from rlhf_core.config import TrialConfig, apply, resolve_trial
 from rlhf_core.errors import ConfigError
@@ -200,6 +201,46 @@ def test_without_a_critic_its_options_are_dropped() -> None:
     assert applied is not None
     assert "rloo has no critic" in applied.dropped["optim.critic.lr"]
     assert not any(name.startswith("critic.adam") for name in applied.theirs)
+
+
+def test_small_passes_of_trl_do_not_merge_minibatches() -> None:
+    applied = exported("trl", {"ppo.minibatches": 4, "optim.micro_batch_size": 4})
+    sizes = {"per_device_train_batch_size": 64, "gradient_accumulation_steps": 1}
+    assert {name: applied.theirs[name] for name in sizes} == sizes
+    assert "16 is written" in applied.dropped["optim.micro_batch_size"]
+
+
+@pytest.mark.parametrize("target", ["openrlhf", "verl"])
+@pytest.mark.parametrize(
+    "estimator", ["gae", "reinforce", "reinforce_baseline", "rloo", "group_norm", "dr_grpo"]
+)
+def test_the_usual_whitening_is_that_of_the_target(target: str, estimator: str) -> None:
+    applied = exported(target, {**GROUPS, "ppo.advantage": estimator})
+    assert "ppo.whitening" in applied.exported
+
+
+@pytest.mark.parametrize("iterations", [49, 98, 103, 107])
+def test_a_warm_up_survives_as_a_share(iterations: int) -> None:
+    """1 / n * n is below 1 in binary for these n."""
+    values = {"budget.iterations": iterations, "optim.policy.warmup_iterations": 1}
+    made = export_config(apply(TrialConfig(), values), "openrlhf")
+    back = import_text("openrlhf", made.text, "train.sh").config
+    assert back.optim.policy.warmup_iterations == 1
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (-1e-7, "-0.0000001"),
+        (-2.5, "-2.5"),
+        (1e-7, "1e-07"),
+        (1e9, "1000000000"),
+        (-1e9, "-1000000000"),
+    ],
+)
+def test_no_number_looks_like_a_flag(value: float, text: str) -> None:
+    assert plain_number(value) == text
+    assert float(text) == value
 
 
 def test_deepspeed_counts_optimiser_steps() -> None:
