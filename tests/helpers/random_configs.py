@@ -46,19 +46,29 @@ def _typed(key: str, annotation: Any, bounds: dict[str, Any]) -> st.SearchStrate
         return st.sampled_from(TEXTS.get(key, FUNCTION))
     if origin is tuple:
         return st.sampled_from([(), (".",)])
-    low, high = bounds.get("ge"), bounds.get("le")
     if annotation is int:
-        return st.integers(low or 0, min(high or 64, 64)) | st.sampled_from([1, 2, 4, 8])
-    above, below = bounds.get("gt"), bounds.get("lt")
+        low, high = bounds.get("ge") or 0, min(bounds.get("le") or 64, 64)
+        return st.integers(low, high) | st.sampled_from([1, 2, 4, 8])
+    if annotation is float:
+        return _real(bounds)
+    return st.just(FIELDS[key].get_default(call_default_factory=True))
+
+
+def _real(bounds: dict[str, Any]) -> st.SearchStrategy[float]:
+    """Numbers in the bounds, round ones and the ends often."""
+    low, above, high, below = (bounds.get(name) for name in ("ge", "gt", "le", "lt"))
     bottom = low if low is not None else above if above is not None else -1e6
     top = high if high is not None else below if below is not None else max(bottom, 0) + 10
-    open_ends = {
-        "exclude_min": low is None and above is not None,
-        "exclude_max": high is None and below is not None,
-    }
-    return st.floats(bottom, min(top, 1e6), allow_nan=False, **open_ends) | st.sampled_from(
-        [v for v in (0.25, 0.5, 1.0, 2.0) if bottom < v < top] or [bottom]
+    often = [v for v in (0.25, 0.5, 1.0, 2.0) if bottom < v < top]
+    often += [float(end) for end in (low, high) if end is not None and abs(end) <= 1e6]
+    numbers = st.floats(
+        bottom,
+        min(top, 1e6),
+        allow_nan=False,
+        exclude_min=low is None and above is not None,
+        exclude_max=high is None and below is not None,
     )
+    return numbers | st.sampled_from(often) if often else numbers
 
 
 def configs(exportable: Callable[[TrialConfig], object]) -> st.SearchStrategy[TrialConfig]:

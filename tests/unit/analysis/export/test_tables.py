@@ -243,6 +243,18 @@ def test_no_number_looks_like_a_flag(value: float, text: str) -> None:
     assert float(text) == value
 
 
+@pytest.mark.parametrize(("target", "kept"), [("openrlhf", False), ("verl", True)])
+def test_a_reference_that_is_only_measured(target: str, kept: bool) -> None:
+    """verl keeps one at coefficient 0, OpenRLHF does not; both can go without."""
+    measured = exported(target, {"ppo.kl.coef": 0.0})
+    assert ("ppo.kl.measure" not in measured.dropped) is kept
+    values = {"ppo.kl.coef": 0.0, "ppo.kl.measure": False}
+    made = export_config(apply(TrialConfig(), values), target)
+    assert made.applied is not None
+    assert "ppo.kl.measure" not in made.applied.dropped
+    assert import_text(target, made.text, "train.sh").config.ppo.kl.measure is False
+
+
 def test_deepspeed_counts_optimiser_steps() -> None:
     values = {
         "optim.policy.schedule": "cosine",
