@@ -225,9 +225,10 @@ def read_back(table: Table, given: Values) -> tuple[dict[str, Any], dict[str, st
 
 def number(value: Any) -> float:
     """A number, also from text."""
-    if isinstance(value, bool) or value is None:
-        raise Unreadable(f"{value!r} is no number")
-    found = float(value)
+    try:
+        found = float("" if isinstance(value, bool) else value)
+    except (ValueError, TypeError):
+        raise Unreadable(f"{value!r} is no number") from None
     if not math.isfinite(found):
         raise Unreadable(f"{value!r} is not finite")
     return found

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +59,8 @@ def run(args: argparse.Namespace) -> int:
     if args.out is None:
         sys.stdout.write(made.text)
     else:
-        Path(args.out).write_text(made.text, encoding="utf-8")
+        with writing(args.out):
+            Path(args.out).write_text(made.text, encoding="utf-8")
         print(f"{args.out} is written", file=sys.stderr)
     for line in made.report[:1]:
         print(line, file=sys.stderr)
@@ -70,12 +73,26 @@ def _trials(args: argparse.Namespace) -> int:
 
     if args.out is None:
         raise ConfigError(f"--out: --to {args.to} needs a file to write; name one")
-    if args.trial is not None or args.overrides:
-        raise ConfigError(
-            f"--to {args.to} writes all trials as they are; leave out --trial and --set"
-        )
+    if args.trial or args.overrides or args.version or args.role != "policy":
+        rule = f"--to {args.to} writes all trials as they are"
+        raise ConfigError(f"{rule}; leave out --trial, --set, --version and --role")
     sweep = analysis.load(args.source)
+    for warning in sweep.warnings:
+        print(warning, file=sys.stderr)
     study = args.to == "optuna"
-    count = copy_study(sweep, args.out) if study else write_table(sweep, args.to, Path(args.out))
+    with writing(args.out):
+        count = (
+            copy_study(sweep, args.out) if study else write_table(sweep, args.to, Path(args.out))
+        )
     print(f"{args.out}: {count} trials", file=sys.stderr)
     return 0
+
+
+@contextmanager
+def writing(out: str | Path) -> Iterator[None]:
+    """Turns a place that cannot be written into one line."""
+    try:
+        yield
+    except OSError as error:
+        reason = error.strerror or error
+        raise ConfigError(f"--out: {out} cannot be written: {reason}") from None

@@ -24,6 +24,7 @@ def register(subparsers: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from analysis.export import import_file
+    from sweeps.commands.export import writing
     from sweeps.programs.describe import differences_as_yaml
 
     made = import_file(args.target, args.file, args.version)
@@ -33,7 +34,8 @@ def run(args: argparse.Namespace) -> int:
     if args.out is None:
         sys.stdout.write(text)
     else:
-        args.out.write_text(text, encoding="utf-8")
+        with writing(args.out):
+            args.out.write_text(text, encoding="utf-8")
         print(f"{args.out} is written", file=sys.stderr)
     for line in made.report():
         print(line, file=sys.stderr)

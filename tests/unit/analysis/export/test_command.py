@@ -13,9 +13,12 @@ import pytest
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 
+from analysis.export import FRAMEWORKS, PLAIN, TRIALS
 from analysis.export.render import variable_name
 from rlhf_core.config import flatten, load_trial, resolve_trial
 from sweeps.cli import main
+from sweeps.commands.export import CONFIGS
+from sweeps.commands.export import TRIALS as OFFERED
 
 RECORDED = Path(__file__).resolve().parents[4] / "analysis/notebooks/data/quickstart"
 EQUAL = ["--set", "ppo.clip_range_high=0.2", "--set", "ppo.clip_range_low=0.2"]
@@ -142,6 +145,11 @@ def test_import_writes_a_configuration_with_what_it_left_out(
         (["export", "{empty}", "--to", "verl"], "has no best.yaml and no trials"),
         (["export", "{unfinished}", "--to", "verl"], "name a trial, such as --trial t0000"),
         (["export", "{empty}/none.yaml", "--to", "verl"], "cannot be read"),
+        (
+            ["export", "{run}", "--to", "yaml", "--out", "{empty}/no/x"],
+            "x cannot be written: No such",
+        ),
+        (["export", "{run}", "--to", "csv", "--out", "{empty}/no/x"], "x cannot be written"),
         (["import", "{empty}/none.sh", "--from", "verl"], "cannot be read"),
         (["import", "{run}/sweep.json", "--from", "openrlhf"], "no command runs train_ppo_ray"),
     ],
@@ -163,3 +171,8 @@ def test_bad_input_is_one_line_and_exit_code_2(
     assert line in said.err
     assert len(said.err.strip().splitlines()) == 1
     assert said.out == ""
+
+
+def test_the_command_offers_what_there_is() -> None:
+    assert {*CONFIGS} == {*PLAIN, *FRAMEWORKS, "deepspeed"}
+    assert TRIALS == OFFERED

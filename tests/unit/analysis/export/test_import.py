@@ -197,7 +197,7 @@ def test_what_cannot_be_read_is_one_line(target: str, name: str, text: str, line
         ("--algo.advantage.estimator flash_reinforce", "ppo.advantage", "no counterpart here"),
         ("--reward.clip_range -5 10", "reward.clip", "symmetrically"),
         ("--train.batch_size 100", "ppo.minibatches, optim.micro_batch_size", "do not divide"),
-        ("--actor.adam.lr fast", "optim.policy.lr", "could not convert"),
+        ("--actor.adam.lr fast", "optim.policy.lr", "'fast' is no number"),
         (
             "--algo.advantage.is_correction_level token --algo.advantage.is_correction_gating tv",
             "ppo.correction.kind",
