@@ -10,7 +10,18 @@ from typing import NoReturn
 
 from rlhf_core.errors import ConfigError, RlhfError, nearest
 
-MODULES = ("run", "train", "results", "inspect", "prepare", "plan", "doctor", "schema")
+MODULES = (
+    "run",
+    "train",
+    "results",
+    "inspect",
+    "export",
+    "import_",
+    "prepare",
+    "plan",
+    "doctor",
+    "schema",
+)
 
 
 class _Parser(argparse.ArgumentParser):

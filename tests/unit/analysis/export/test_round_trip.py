@@ -1,0 +1,57 @@
+"""What was exported and not dropped comes back, whatever the configuration."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+from random_configs import configs
+
+from analysis.export import FRAMEWORKS, export_config, import_text
+from rlhf_core.config import TrialConfig, flatten
+
+SUFFIX = {"openrlhf": "sh", "verl": "sh", "trl": "py"}
+# Without the phase that explains a failure, which traces every line and takes minutes.
+PHASES = (Phase.explicit, Phase.reuse, Phase.generate, Phase.shrink)
+PAIRS = [(name, version) for name, target in FRAMEWORKS.items() for version in target.versions]
+
+
+def meaning(config: TrialConfig) -> dict[str, Any]:
+    """Every option, with those that stand for another value replaced by it."""
+    flat = flatten(config)
+    flat["ppo.whitening"] = config.ppo.whitening_used
+    if config.ppo.aggregation == "sequence_sum" and config.ppo.constant_length is None:
+        flat["ppo.constant_length"] = config.rollout.max_new_tokens
+    return flat
+
+
+def assert_comes_back(config: TrialConfig, target: str, version: str) -> None:
+    made = export_config(config, target, version=version)
+    assert made.applied is not None
+    back = import_text(target, made.text, f"launch.{SUFFIX[target]}", version)
+    kept = [key for key in flatten(config) if key not in made.applied.dropped]
+    before, after = meaning(config), meaning(back.config)
+    assert {k: after[k] for k in kept} == {k: approximately(before[k]) for k in kept}
+    # A rule that reads nothing back has lost one of its keys on the way out.
+    assert [keys for keys in back.unread if set(keys.split(", ")) <= set(kept)] == []
+    assert back.unknown == {}
+
+
+def approximately(value: Any) -> Any:
+    return pytest.approx(value, rel=1e-12) if isinstance(value, float) else value
+
+
+@pytest.mark.parametrize("target", sorted(FRAMEWORKS))
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck), phases=PHASES)
+@given(data=st.data())
+def test_import_of_export_gives_the_configuration_back(target: str, data: st.DataObject) -> None:
+    version = data.draw(st.sampled_from(FRAMEWORKS[target].versions), "version")
+    config = data.draw(configs(lambda c: export_config(c, target, version=version)), "config")
+    assert_comes_back(config, target, version)
+
+
+@pytest.mark.parametrize(("target", "version"), PAIRS)
+def test_the_default_configuration_comes_back_from_every_version(target: str, version: str) -> None:
+    assert_comes_back(TrialConfig(), target, version)
