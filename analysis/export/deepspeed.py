@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from analysis.export.places import ranks
 from analysis.export.rules import Case, Rule, Table, Told, drop, fixed, gpu_count
-from analysis.export.shared import learner_gpus, micro_batch
+from analysis.export.shared import micro_batch
 
 VERSIONS = ("0.19.8",)
 NOWHERE = "DeepSpeed only trains; this belongs to the program around it"
@@ -26,7 +27,7 @@ def _table(role: str) -> Table:
     """The rules for the optimiser of ``role``, policy or critic."""
     other = "critic" if role == "policy" else "policy"
     return (
-        _rule(("ppo.minibatches", "optim.micro_batch_size"), _batches),
+        _rule(("ppo.minibatches", "optim.micro_batch_size"), lambda case: _batches(case, role)),
         _rule(
             _keys(role, "lr", "beta1", "beta2", "eps", "weight_decay"), lambda c: _adamw(c, role)
         ),
@@ -57,8 +58,8 @@ def _other(role: str) -> tuple[str, ...]:
     return _keys(role, *names)
 
 
-def _batches(case: Case) -> Told:
-    gpus = learner_gpus(case)
+def _batches(case: Case, role: str) -> Told:
+    gpus = ranks(case, "learner" if role == "policy" else "critic")
     size, told = micro_batch(case, gpus)
     told.theirs = {
         "train_batch_size": case.responses,

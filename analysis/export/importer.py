@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from analysis.export.effect import without_effect
 from analysis.export.read import read_openrlhf, read_trl, read_verl
 from analysis.export.rules import Var, names_of, read_back
 from analysis.export.targets import FRAMEWORKS, Target
-from rlhf_core.config import TrialConfig, apply
+from rlhf_core.config import TrialConfig, apply, flatten
 from rlhf_core.errors import ConfigError
 
 READERS: dict[str, Callable[[str, str], dict[str, Any]]] = {
@@ -67,6 +68,8 @@ def import_text(target: str, text: str, source: str, version: str | None = None)
     table = chosen.rules(release)
     known = names_of(table)
     ours, unread = read_back(table, {name: v for name, v in given.items() if name in known})
+    vain = without_effect({**flatten(TrialConfig()), **ours})
+    ours = {key: value for key, value in ours.items() if key not in vain}
     try:
         config = apply(TrialConfig(), ours, source)
     except ConfigError as error:

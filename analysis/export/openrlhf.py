@@ -12,8 +12,9 @@ from analysis.export.openrlhf_dialects import VERSIONS, dialect
 from analysis.export.openrlhf_flat import rename
 from analysis.export.openrlhf_kl import correction_split, correction_typed, kl_rule
 from analysis.export.openrlhf_loss import loss_rules
+from analysis.export.openrlhf_places import resource_rules
 from analysis.export.openrlhf_reward import reward_rules, sampling_rules
-from analysis.export.openrlhf_run import optimiser_rules, resource_rules, run_rules
+from analysis.export.openrlhf_run import optimiser_rules, run_rules
 from analysis.export.rules import Case, Rule, Table, Told, Unreadable, Values, fixed, lookup, truth
 from analysis.export.shared import needs_critic, path, policy, reference, variable
 
@@ -26,7 +27,8 @@ REASONS = {
     "data.eval_prompts": SERVER,
     "eval.": SERVER,
     "rollout.chunk_size": "vLLM makes its own batches",
-    "resources.roles.": "each process has one CPU for each GPU, and no memory is asked for",
+    "resources.": "a process asks for CPUs as for GPUs, and for nothing else",
+    "sync.": "weights are broadcast over NCCL, parameter by parameter",
     "checkpoint.metric": "the best checkpoint is chosen by an evaluation, which there needs a reward server",
 }
 

@@ -61,6 +61,8 @@ FLAT = {
     "train.micro_batch_size": "micro_train_batch_size",
     "train.dynamic_batch_enable": "use_dynamic_batch",
     "train.colocate_all": "colocate_all_models",
+    "train.async_enable": "async_train",
+    "train.async_queue_size": "async_queue_size",
     "train.seed": "seed",
     "ckpt.save_steps": "save_steps",
     "ckpt.max_num": "max_ckpt_num",

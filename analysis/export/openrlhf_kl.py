@@ -17,13 +17,13 @@ from analysis.export.rules import (
     truth,
     whole,
 )
-from analysis.export.shared import idle, per_token_target
+from analysis.export.shared import per_token_target
 
 CORRECTION = ("ppo.correction.kind", "ppo.correction.low", "ppo.correction.high")
 
 
 def _correction_told(case: Case) -> tuple[Told, list[float]]:
-    """What all dialects share: idle thresholds, and gspo, whose correction is another one."""
+    """What all dialects share: gspo, whose correction is another one, and the bounds."""
     kind, low, high = (case[key] for key in CORRECTION)
     told = Told()
     if kind != "none" and case["ppo.ratio"] == "sequence":
@@ -31,10 +31,6 @@ def _correction_told(case: Case) -> tuple[Told, list[float]]:
             f"ppo.correction.kind must be none with ppo.ratio sequence for this target, but is {kind}: "
             "gspo there takes the sampler's log-probabilities as the old ones; set it to none"
         )
-    if kind == "none":
-        idle(told, CORRECTION[1:], "has no effect with ppo.correction.kind none")
-    if kind == "tis":
-        idle(told, CORRECTION[1:2], "has no effect with ppo.correction.kind tis")
     return told, [0.0 if kind == "tis" else low, high]
 
 
@@ -133,14 +129,14 @@ def _kl_back(theirs: Values) -> dict[str, Any]:
     prefix = "ppo.kl."
     coef, target = number(theirs["algo.kl.init_coef"]), theirs["algo.kl.target"]
     adaptive: dict[str, Any] = {"controller": "fixed"}
-    if target is not None:
+    if target is not None and coef > 0:
         adaptive = {"controller": "adaptive", "target_per_token": number(target)}
     found = {
         "coef": coef,
         "estimator": lookup({k: k for k in ("k1", "k2", "k3")}, "", theirs["algo.kl.estimator"]),
         "mode": "loss" if truth(theirs["algo.kl.use_loss"]) else "reward",
         "horizon": whole(theirs["algo.kl.horizon"]),
-        "measure": coef > 0 or target is not None,
+        "measure": coef > 0,
         **adaptive,
     }
     return {prefix + name: value for name, value in found.items()}
@@ -168,9 +164,7 @@ def _kl_out(case: Case, spoken: Dialect) -> Told:
         )
     if kl.measure != (kl.coef > 0):
         told.dropped[prefix + "measure"] = "no reference is kept where the coefficient is 0"
-    targets = (prefix + "target_per_response", prefix + "target_per_token")
-    if not adaptive:
-        return idle(told, targets, "has no effect with ppo.kl.controller fixed")
-    told.notes[prefix + "controller"] = "adaptive where algo.kl.target is given"
-    told.refused += per_token_target(case)
-    return idle(told, targets[:1], "ppo.kl.target_per_token is used instead")
+    if adaptive:
+        told.notes[prefix + "controller"] = "adaptive where algo.kl.target is given"
+        told.refused += per_token_target(case)
+    return told

@@ -11,7 +11,6 @@ from analysis.export.rules import (
     Told,
     Unreadable,
     Values,
-    Var,
     fixed,
     number,
     optional,
@@ -20,7 +19,7 @@ from analysis.export.rules import (
     truth,
     whole,
 )
-from analysis.export.shared import idle, path, variable
+from analysis.export.shared import by_function, extra_rewards, idle, path, programmed, variable
 
 
 def reward_rules() -> list[Rule]:
@@ -39,8 +38,8 @@ def reward_rules() -> list[Rule]:
         same("reward.overlong_penalty", "reward.overlong_penalty_factor", 1, number),
         fixed("reward.offset", 0.0, "scores are taken as they are"),
         fixed("reward.missing_eos_penalty", 0.0, "nothing is subtracted"),
-        fixed("reward.extra_function", None, "there is one reward"),
-        fixed("reward.extra_weight", 1.0, "there is one reward"),
+        fixed("reward.weight", 1.0, "scores are taken as they are"),
+        extra_rewards("there is one reward; the file of the reward function returns the sum"),
     ]
 
 
@@ -48,10 +47,8 @@ def _model() -> Rule:
     names = {"reward.model_name_or_path": None, "reward.remote_url": None}
 
     def out(case: Case) -> Told:
-        if case["reward.function"]:
-            server = Var("REWARD_FUNCTION", "a .py file with reward_func(queries, prompts, labels)")
-            lost = "a reward function has another signature there; wrap it in a file"
-            return Told({"reward.remote_url": server}, dropped={"reward.function": lost})
+        if by_function(case):
+            return programmed(case, "reward.remote_url", "reward_func(queries, prompts, labels)")
         model = case["reward.model"] or variable(case, "REWARD_MODEL", "the reward model")
         return Told({"reward.model_name_or_path": model})
 
@@ -96,7 +93,7 @@ def _normalise() -> Rule:
         if kind == "static":
             told.notes["reward.normalise"] = "static is a flag"
             return idle(told, keys, "read from the reward model's config.json")
-        return idle(told, keys, f"has no effect with reward.normalise {kind}")
+        return told
 
     def back(theirs: Values) -> dict[str, Any]:
         on = truth(theirs[name])

@@ -5,26 +5,24 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
+from analysis.export.openrlhf_places import QUEUE, asynchronous
+from analysis.export.places import ranks
 from analysis.export.rules import (
     Case,
     Rule,
     Told,
     Unreadable,
     Values,
-    drop,
     fixed,
     lookup,
-    nodes,
     number,
     pair,
     same,
     truth,
     whole,
-    whole_gpus,
 )
 from analysis.export.shared import (
     every_iteration,
-    learner_gpus,
     micro_batch,
     minibatches,
     needs_critic,
@@ -35,7 +33,6 @@ from analysis.export.shared import (
 )
 
 ALL_PROMPTS = 1e8
-GROUPS = {"learner": "actor", "critic": "critic", "reference": "ref", "reward": "reward"}
 
 
 def optimiser_rules(*, shared: bool) -> list[Rule]:
@@ -176,6 +173,7 @@ def run_rules(micro: tuple[int, int]) -> list[Rule]:
         ),
         same("seed", "train.seed", 42, whole),
         every_iteration(),
+        _mode(),
     ]
 
 
@@ -221,7 +219,7 @@ def _batches(train: int, rollout: int) -> Rule:
     keys = ("ppo.minibatches", "optim.micro_batch_size", "optim.micro_batch_tokens")
 
     def out(case: Case) -> Told:
-        size, told = micro_batch(case, learner_gpus(case))
+        size, told = micro_batch(case, ranks(case, "learner"))
         tokens = case[keys[2]]
         told.theirs = {
             "train.batch_size": case.responses,
@@ -255,113 +253,27 @@ def _batches(train: int, rollout: int) -> Rule:
     )
 
 
-def resource_rules() -> list[Rule]:
-    """Processes, GPUs and nodes of each role."""
-    roles = "resources.roles."
-    keys = tuple(
-        f"{roles}{role}.{name}"
-        for role in ("rollout", "learner", "critic", "reference", "reward", "fused")
-        for name in ("workers", "gpus")
-    )
-    names: dict[str, Any] = {"train.colocate_all": False}
-    for group in GROUPS.values():
-        names |= {f"{group}.num_nodes": 1, f"{group}.num_gpus_per_node": 8}
-    names |= {"vllm.num_engines": None, "vllm.tensor_parallel_size": 1}
-    needed = {
-        "algo.advantage.estimator": "gae",
-        "vllm.enable_sleep": False,
-        "ds.enable_sleep": False,
-        "vllm.gpu_memory_utilization": 0.95,
-    }
-    return [
-        Rule(("resources.layout", *keys), {**names, **needed}, _place, _place_back),
-        fixed("resources.strategy", "PACK", "bundles are always packed"),
-    ]
+def _mode() -> Rule:
+    """Sampling ahead: their queue holds the batches that are made while the actor trains."""
+    mode, bound = "sync.mode", "sync.max_staleness"
 
+    def out(case: Case) -> Told:
+        if case[mode] == "sync":
+            return Told({"train.async_enable": False})
+        if not asynchronous(case):
+            lost = "engines that share GPUs with the actor sample in turns with it"
+            return Told({"train.async_enable": False}, dropped={mode: lost, bound: lost})
+        ahead = case.config.batches_ahead
+        told = Told({"train.async_enable": True, "train.async_queue_size": ahead})
+        told.notes[bound] = f"a queue of {ahead} {'batch' if ahead == 1 else 'batches'}"
+        if case.config.sync_interval != 1:
+            told.dropped[bound] = f"{ahead} as weights are delivered in every iteration"
+        return told
 
-def _place(case: Case) -> Told:
-    return _place_fused(case) if case["resources.layout"] == "fused" else _place_split(case)
+    def back(theirs: Values) -> dict[str, Any]:
+        if not truth(theirs["train.async_enable"]):
+            return {mode: "sync", bound: None}
+        ahead = whole(theirs["train.async_queue_size"])
+        return {mode: "async", bound: None if ahead == 1 else ahead}
 
-
-def _place_fused(case: Case) -> Told:
-    roles, gpus = "resources.roles.", learner_gpus(case)
-    told = Told({"train.colocate_all": True}, {"resources.layout": "all roles share the same GPUs"})
-    for group in GROUPS.values():
-        told.theirs |= _group(group, gpus)
-    told.theirs |= {
-        "vllm.num_engines": gpus,
-        "vllm.tensor_parallel_size": 1,
-        "vllm.enable_sleep": True,
-        "ds.enable_sleep": True,
-        "vllm.gpu_memory_utilization": 0.5,
-    }
-    if case[f"{roles}fused.gpus"] != gpus:
-        told.dropped[f"{roles}fused.gpus"] = f"GPUs are taken whole; {gpus} is written"
-    for role in ("rollout", *GROUPS):
-        told.dropped |= drop(
-            [f"{roles}{role}.workers", f"{roles}{role}.gpus"], "not used by layout fused"
-        )
-    return told
-
-
-def _place_split(case: Case) -> Told:
-    roles = "resources.roles."
-    told = Told(
-        {"train.colocate_all": False}, {"resources.layout": "each role has GPUs of its own"}
-    )
-    for role, group in GROUPS.items():
-        workers, gpus = f"{roles}{role}.workers", f"{roles}{role}.gpus"
-        if group == "critic" and not case.config.ppo.needs_critic:
-            told.dropped |= drop(
-                [workers, gpus], f"ppo.advantage {case['ppo.advantage']} has no critic"
-            )
-            continue
-        total = case[workers] * whole_gpus(case[gpus])
-        told.theirs |= _group(group, total)
-        told.notes[gpus] = f"{total} processes of one GPU each"
-        if total != case[gpus]:
-            told.dropped |= drop([workers, gpus], f"{total} processes of one GPU each are written")
-    engines, share = f"{roles}rollout.workers", f"{roles}rollout.gpus"
-    tensor = whole_gpus(case[share])
-    told.theirs |= {"vllm.num_engines": case[engines], "vllm.tensor_parallel_size": tensor}
-    told.notes |= {engines: "vLLM engines", share: "GPUs of an engine, tensor parallel"}
-    if tensor != case[share]:
-        told.dropped[share] = f"an engine takes whole GPUs; {tensor} is written"
-    unused = "not used by layout split"
-    return Told(
-        told.theirs,
-        told.notes,
-        {**told.dropped, **drop([f"{roles}fused.workers", f"{roles}fused.gpus"], unused)},
-    )
-
-
-def _group(group: str, gpus: int) -> dict[str, Any]:
-    count, each = nodes(gpus)
-    return {f"{group}.num_nodes": count, f"{group}.num_gpus_per_node": each}
-
-
-def _place_back(theirs: Values) -> dict[str, Any]:
-    roles = "resources.roles."
-
-    def gpus(group: str) -> float:
-        return float(
-            whole(theirs[f"{group}.num_nodes"]) * whole(theirs[f"{group}.num_gpus_per_node"])
-        )
-
-    if truth(theirs["train.colocate_all"]):
-        return {
-            "resources.layout": "fused",
-            f"{roles}fused.workers": 1,
-            f"{roles}fused.gpus": gpus("actor"),
-        }
-    if theirs["vllm.num_engines"] is None:
-        raise Unreadable("vllm.num_engines is not given; set resources.roles.rollout.workers")
-    found: dict[str, Any] = {
-        "resources.layout": "split",
-        f"{roles}rollout.workers": whole(theirs["vllm.num_engines"]),
-        f"{roles}rollout.gpus": number(theirs["vllm.tensor_parallel_size"]),
-    }
-    for role, group in GROUPS.items():
-        if group != "critic" or theirs["algo.advantage.estimator"] == "gae":
-            found |= {f"{roles}{role}.workers": 1, f"{roles}{role}.gpus": gpus(group)}
-    return found
+    return Rule((mode, bound), QUEUE, out, back)

@@ -34,7 +34,7 @@ def report(applied: Applied, config: TrialConfig) -> list[str]:
         lines += _wrapped(f"{key} = {shown(flat[key])}: {note}")
     by_reason: dict[str, list[str]] = {}
     for key, why in applied.dropped.items():
-        plain = flat[key] == DEFAULTS[key]
+        plain = key in DEFAULTS and flat[key] == DEFAULTS[key]
         by_reason.setdefault(why, []).append(key if plain else f"{key} = {shown(flat[key])}")
     lines += ["", "Dropped (with the value where it is not the default):"]
     for why, keys in by_reason.items():

@@ -11,7 +11,9 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from rlhf_core.config import TrialConfig, flatten, known_keys
+from analysis.export.effect import without_effect
+from rlhf_core.config import TrialConfig, flatten
+from rlhf_core.config.fields import spelled
 
 Values = Mapping[str, Any]
 NEVER = 1e9
@@ -154,7 +156,7 @@ def fixed(key: str, value: Any, instead: str, *, refuse: str = "") -> Rule:
 
 @dataclass(frozen=True)
 class Applied:
-    """A table applied to a configuration. Every key of the schema is in one of the three."""
+    """A table applied to a configuration. Every key of the configuration is in one of the three."""
 
     settings: tuple[tuple[dict[str, Any], dict[str, str]], ...]
     exported: tuple[str, ...]
@@ -180,22 +182,25 @@ def apply_table(table: Table, config: TrialConfig, reason: Callable[[str], str])
     settings, exported, refused = [], [], []
     converted: dict[str, str] = {}
     dropped: dict[str, str] = {}
+    named: set[str] = set()
+    vain = without_effect(case.flat, shown)
     for rule in table:
-        told = rule.out(case)
+        told, keys = rule.out(case), own_keys(rule.keys, case.flat)
+        named.update(keys)
+        told.dropped |= {key: vain[key] for key in keys if key in vain}
         left = {name: value for name, value in told.theirs.items() if value is not None}
         settings.append((left, {k: n for k, n in told.notes.items() if k not in told.dropped}))
         refused += told.refused
         dropped.update(told.dropped)
-        for key in rule.keys:
+        for key in keys:
             if key in told.dropped:
                 continue
             if key in told.notes:
                 converted[key] = told.notes[key]
             else:
                 exported.append(key)
-    named = {key for rule in table for key in rule.keys}
-    dropped.update({key: reason(key) for key in known_keys() if key not in named})
-    order = {key: place for place, key in enumerate(known_keys())}
+    dropped.update({key: reason(key) for key in case.flat if key not in named})
+    order = {key: place for place, key in enumerate(case.flat)}
     return Applied(
         tuple(settings),
         tuple(sorted(exported, key=order.__getitem__)),
@@ -203,6 +208,16 @@ def apply_table(table: Table, config: TrialConfig, reason: Callable[[str], str])
         dict(sorted(dropped.items(), key=lambda pair: order[pair[0]])),
         tuple(refused),
     )
+
+
+def own_keys(keys: Iterable[str], flat: Values) -> list[str]:
+    """The keys of a configuration that keys of the schema stand for: several, or none, where they hold a name."""
+    return [
+        own
+        for key in keys
+        for own in ([key] if key in flat else flat)
+        if spelled([key], own) == [own]
+    ]
 
 
 def defaults(table: Table) -> dict[str, Any]:
@@ -303,6 +318,8 @@ def shown(value: Any) -> str:
         return "null"
     if isinstance(value, bool):
         return str(value).lower()
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{key}: {shown(part)}" for key, part in value.items()) + "}"
     if isinstance(value, tuple | list):
         return "[" + ", ".join(map(shown, value)) + "]"
     return f"{value:g}" if isinstance(value, float) and float(f"{value:g}") == value else str(value)

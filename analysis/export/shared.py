@@ -13,12 +13,16 @@ from analysis.export.rules import (
     Values,
     Var,
     divisor,
+    drop,
+    fixed,
+    lookup,
     number,
+    own_keys,
     text,
     whole,
-    whole_gpus,
 )
 from rlhf_core.config import TrialConfig
+from rlhf_core.config.reward import RewardComponent
 
 DEFAULT = TrialConfig()
 USUAL_WHITENING = {
@@ -118,13 +122,6 @@ def schedule_back(
     return dict(zip(schedule_keys(role), values, strict=True))
 
 
-def learner_gpus(case: Case) -> int:
-    """GPUs over which a policy update is spread."""
-    resources = case.config.resources
-    share = resources.roles.fused if resources.layout == "fused" else resources.roles.learner
-    return share.workers * whole_gpus(share.gpus)
-
-
 def rank_responses(case: Case, gpus: int) -> tuple[int, list[str]]:
     """Responses of one optimiser step on one GPU, and why that cannot be."""
     if case.responses % gpus == 0:
@@ -214,3 +211,58 @@ def every_iteration() -> Rule:
         return Told(dropped={keys[1]: "below one batch it means every iteration, as there"})
 
     return Rule(keys, {}, out, lambda _: {keys[0]: 1, keys[1]: None})
+
+
+def in_turns(instead: str, names: Values | None = None) -> list[Rule]:
+    """No asynchronous training as ours.
+
+    Args:
+        instead: What happens there.
+        names: Their setting that says so, with its value; another one cannot be read.
+    """
+    mode, said = "sync.mode", names or {}
+
+    def out(case: Case) -> Told:
+        return Told(dict(said), dropped={} if case[mode] == "sync" else {mode: instead})
+
+    def back(theirs: Values) -> dict[str, Any]:
+        for name, value in said.items():
+            lookup({value: value}, name, theirs[name])
+        return {mode: "sync"}
+
+    return [Rule((mode,), said, out, back), fixed("sync.max_staleness", None, instead)]
+
+
+EXTRA = tuple(f"reward.extra.NAME.{name}" for name in RewardComponent.model_fields)
+
+
+def extra_rewards(instead: str) -> Rule:
+    """No further rewards."""
+
+    def out(case: Case) -> Told:
+        return Told(dropped=drop(own_keys(EXTRA, case.flat), instead))
+
+    return Rule(EXTRA, {}, out, lambda _: {})
+
+
+def by_function(case: Case) -> bool:
+    """Whether the reward takes a program there: a function, or a sum of several."""
+    return bool(case["reward.function"] or case.config.reward.extra)
+
+
+def programmed(case: Case, name: str, form: str) -> Told:
+    """The reward as a file that the user writes.
+
+    Args:
+        case: The configuration.
+        name: Their setting for the file.
+        form: The function that they look for in it.
+    """
+    if case.config.reward.extra:
+        lost = "there is one reward; the file returns the weighted sum"
+        keys = [key for key in ("reward.model", "reward.function") if case[key]]
+        what = f"a .py file with {form} that returns the weighted sum of all rewards"
+        return Told({name: Var("REWARD_FUNCTION", what)}, dropped=drop(keys, lost))
+    lost = "a reward function has another signature there; wrap it in a file"
+    variable = Var("REWARD_FUNCTION", f"a .py file with {form}")
+    return Told({name: variable}, dropped={"reward.function": lost})

@@ -23,7 +23,7 @@ from analysis.export.rules import (
     whole,
 )
 from analysis.export.shared import (
-    idle,
+    extra_rewards,
     path,
     policy,
     reference,
@@ -37,6 +37,8 @@ NOWHERE = "TRL's PPO has no such option"
 REASONS = {
     "data.task": "its models and prompts come from the environment; its reward offset is left out",
     "rollout.chunk_size": "responses are sampled in batches of local_rollout_forward_batch_size",
+    "resources.": "`accelerate launch` starts processes, and asks for nothing",
+    "sync.": "the policy that learns samples: no weights travel",
     "eval.": "its evaluation only prints samples",
 }
 
@@ -139,7 +141,7 @@ def _sampling_rules() -> list[Rule]:
         "normalise": "off",
         "truncation_penalty": None,
         "overlong_buffer": None,
-        "extra_function": None,
+        "weight": 1.0,
     }
     return [
         Rule(
@@ -152,6 +154,7 @@ def _sampling_rules() -> list[Rule]:
             fixed(f"reward.{name}", value, "scores are taken as they are")
             for name, value in rest.items()
         ),
+        extra_rewards("the reward is one sequence classifier"),
         same("rollout.max_new_tokens", "response_length", 53, whole),
         same("rollout.temperature", "temperature", 0.7, number),
         fixed("rollout.top_p", 1.0, "all tokens are sampled from"),
@@ -205,7 +208,7 @@ def _correction() -> Rule:
 
     def out(case: Case) -> Told:
         if case[keys[0]] == "none":
-            return idle(Told(), keys[1:], "has no effect with ppo.correction.kind none")
+            return Told()
         rule = f"{keys[0]} must be none for this target, but is {case[keys[0]]}: there is no other sampler"
         return Told(refused=[f"{rule}; set it to none"])
 
@@ -214,14 +217,14 @@ def _correction() -> Rule:
 
 def _kl_rules() -> list[Rule]:
     prefix = "ppo.kl."
-    idle_keys = tuple(
+    targets = tuple(
         prefix + name for name in ("target_per_response", "target_per_token", "horizon")
     )
 
     def controller(case: Case) -> Told:
         kind = case[prefix + "controller"]
         if kind == "fixed":
-            return idle(Told(), idle_keys, "has no effect with ppo.kl.controller fixed")
+            return Told()
         rule = f"{prefix}controller must be fixed for this target, but is {kind}"
         return Told(refused=[f"{rule}: the coefficient stays; set it to fixed"])
 
@@ -242,7 +245,7 @@ def _kl_rules() -> list[Rule]:
         ),
         fixed(prefix + "measure", True, "a reference is always kept"),
         Rule(
-            (prefix + "controller", *idle_keys),
+            (prefix + "controller", *targets),
             {},
             controller,
             lambda _: {prefix + "controller": "fixed"},

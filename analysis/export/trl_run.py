@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from analysis.export.places import KEYS, one_place, one_place_back, ranks, together
 from analysis.export.rules import (
     Case,
     Rule,
@@ -17,11 +18,10 @@ from analysis.export.rules import (
     number,
     same,
     whole,
-    whole_gpus,
 )
 from analysis.export.shared import (
     every_iteration,
-    learner_gpus,
+    in_turns,
     minibatches,
     rank_responses,
     schedule_back,
@@ -37,6 +37,7 @@ def run_rules() -> list[Rule]:
         _batches(),
         Rule(("budget.iterations",), {"total_episodes": None, **BATCH}, _budget, _budget_back),
         every_iteration(),
+        *in_turns("the policy that learns samples"),
         same("seed", "seed", 42, whole),
         _checkpoints(),
         _resources(),
@@ -164,7 +165,7 @@ def _batches() -> Rule:
     )
 
     def out(case: Case) -> Told:
-        processes, count, asked = learner_gpus(case), case[keys[1]], case[keys[2]]
+        processes, count, asked = ranks(case, "learner"), case[keys[1]], case[keys[2]]
         mine, refused = rank_responses(case, processes)
         # Gradients are accumulated over passes whatever the minibatch, so that several minibatches need
         # passes as large as a minibatch to be steps of their own.
@@ -226,29 +227,13 @@ def _checkpoints() -> Rule:
 
 
 def _resources() -> Rule:
-    roles = "resources.roles."
-    own = ("rollout", "learner", "critic", "reference", "reward", "fused")
-    keys = tuple(f"{roles}{role}.{name}" for role in own for name in ("workers", "gpus"))
+    note = "every process holds all models"
 
     def out(case: Case) -> Told:
-        together = "every process holds all models"
-        told = Told(notes={"resources.layout": together})
-        if case["resources.layout"] == "split":
-            told.dropped = drop(["resources.layout", *keys], together)
-            return told
-        told.dropped = drop(keys[:-2], "not used by layout fused")
-        gpus = case[keys[-1]]
-        if gpus != whole_gpus(gpus):
-            told.dropped[keys[-1]] = f"a process takes a whole GPU; {whole_gpus(gpus)} is written"
-        else:
-            told.notes[keys[-1]] = "processes of `accelerate launch`"
-        return told
+        gpus = together(case)
+        return Told(dropped=drop(KEYS, note)) if gpus is None else one_place(case, gpus, gpus, note)
 
-    def back(theirs: Values) -> dict[str, Any]:
-        gpus = float(whole(theirs["PROCESSES"]))
-        return {"resources.layout": "fused", keys[-2]: 1, keys[-1]: gpus}
-
-    return Rule(("resources.layout", *keys), {"PROCESSES": 1}, out, back)
+    return Rule(KEYS, {"PROCESSES": 1}, out, lambda t: one_place_back(whole(t["PROCESSES"])))
 
 
 def _constants() -> Rule:

@@ -11,7 +11,6 @@ from analysis.export.rules import (
     Told,
     Unreadable,
     Values,
-    Var,
     fixed,
     lookup,
     number,
@@ -20,10 +19,12 @@ from analysis.export.rules import (
     whole,
 )
 from analysis.export.shared import (
-    idle,
+    by_function,
+    extra_rewards,
     needs_critic,
     path,
     policy,
+    programmed,
     reference,
     variable,
     whitening,
@@ -38,7 +39,8 @@ REASONS = {
     "data.prompts": "verl reads chat messages with a data source from .parquet or .json",
     "data.eval_prompts": "verl reads chat messages with a data source from .parquet or .json",
     "rollout.chunk_size": "vLLM makes its own batches",
-    "resources.roles.": "workers have one CPU for each of the processes that share a GPU, and no memory",
+    "resources.": "a pool asks for CPUs as for GPUs, and for nothing else",
+    "sync.": "actor and rollout share GPUs, and weights are handed over in place",
     "reward.": "in a reward manager or function of your own",
 }
 ACTOR, ROLLOUT = "actor_rollout_ref.actor.", "actor_rollout_ref.rollout."
@@ -93,7 +95,7 @@ def _critic_back(theirs: Values) -> dict[str, Any]:
 
 def _critic_out(case: Case) -> Told:
     kind = case["model.critic_init"]
-    if kind == "reward" and not case["reward.function"]:
+    if kind == "reward" and not by_function(case):
         return Told({"critic.model.path": _reward_model(case)})
     start = case["model.policy"] or variable(case, "POLICY", "the policy")
     told = Told({"critic.model.path": start}, {"model.critic_init": "the policy's path"})
@@ -112,11 +114,9 @@ def _reward_back(theirs: Values) -> dict[str, Any]:
 
 
 def _reward_out(case: Case) -> Told:
-    if case["reward.function"]:
-        what = "a .py file with compute_score(data_source, solution_str, ground_truth, extra_info)"
-        told = Told({"reward.custom_reward_function.path": Var("REWARD_FUNCTION", what)})
-        lost = "a reward function has another signature there; wrap it in a file"
-        return idle(told, ("reward.function",), lost)
+    if by_function(case):
+        form = "compute_score(data_source, solution_str, ground_truth, extra_info)"
+        return programmed(case, "reward.custom_reward_function.path", form)
     values = (True, _reward_model(case), "vllm", 1)
     return Told(dict(zip(REWARD_NAMES, values, strict=False)))
 
@@ -179,6 +179,7 @@ def _sampling_rules() -> list[Rule]:
         ),
         *(fixed(f"reward.{key}", value, "in a reward manager or function of your own") for key, value in
           REWARD.items()),
+        extra_rewards("there is one reward; the file of the reward function returns the sum"),
     ]  # fmt: skip
 
 
@@ -189,7 +190,7 @@ REWARD: dict[str, Any] = {
     "missing_eos_penalty": 0.0,
     "truncation_penalty": None,
     "overlong_buffer": None,
-    "extra_function": None,
+    "weight": 1.0,
 }
 
 

@@ -19,7 +19,7 @@ from analysis.export.rules import (
     truth,
     whole,
 )
-from analysis.export.shared import idle, needs_critic, per_token_target
+from analysis.export.shared import needs_critic, per_token_target
 
 ACTOR = "actor_rollout_ref.actor."
 CORRECTION = ("ppo.correction.kind", "ppo.correction.low", "ppo.correction.high")
@@ -128,12 +128,12 @@ def _correction() -> Rule:
         kind, low, high = (case[key] for key in CORRECTION)
         told = Told()
         if kind == "none":
-            return idle(told, CORRECTION[1:], "has no effect with ppo.correction.kind none")
+            return told
         told.theirs[weigh] = "token"
         if kind == "tis":
             told.theirs[weigh_to] = high
             told.notes[CORRECTION[0]] = "weights of tokens with one bound"
-            return idle(told, CORRECTION[1:2], "has no effect with ppo.correction.kind tis")
+            return told
         if kind == "icepop":
             told.theirs[weigh_to] = f"{float(low)!r}_{float(high)!r}"
             told.notes[CORRECTION[0]] = "weights of tokens with two bounds"
@@ -202,13 +202,15 @@ def _kl_back(theirs: Values) -> dict[str, Any]:
         raise Unreadable("the KL is a penalty or a loss here, not both")
     kind = theirs[f"{ACTOR}kl_loss_type"] if in_loss else theirs["algorithm.kl_penalty"]
     coef = theirs[f"{ACTOR}kl_loss_coef"] if in_loss else theirs[f"{CONTROL}kl_coef"]
+    # An adaptive controller multiplies: a coefficient of 0 stays.
+    moves = number(theirs[f"{CONTROL}kl_coef"]) > 0
     found = {
         "measure": in_reward or in_loss,
         "mode": "loss" if in_loss else "reward",
         "estimator": lookup(OURS, "", str(kind).removesuffix("+")),
         "coef": number(coef) if in_reward or in_loss else 0.0,
         "horizon": whole(theirs[f"{CONTROL}horizon"]),
-        "controller": theirs[f"{CONTROL}type"] if in_reward else "fixed",
+        "controller": theirs[f"{CONTROL}type"] if in_reward and moves else "fixed",
     }
     if found["controller"] == "adaptive":
         found["target_per_token"] = number(theirs[f"{CONTROL}target_kl"])
@@ -240,9 +242,7 @@ def _kl_out(case: Case) -> Told:
     if kl.measure and not loss and case.config.ppo.needs_groups:
         told.notes[PREFIX + "mode"] += "; the KL goes into the score before the baseline"
     told.theirs |= {f"{CONTROL}type": kl.controller, f"{CONTROL}horizon": kl.horizon}
-    targets = (PREFIX + "target_per_response", PREFIX + "target_per_token")
-    if not adaptive:
-        return idle(told, targets, "has no effect with ppo.kl.controller fixed")
-    told.theirs[f"{CONTROL}target_kl"] = kl.target_per_token
-    told.refused += per_token_target(case)
-    return idle(told, targets[:1], "ppo.kl.target_per_token is used instead")
+    if adaptive:
+        told.theirs[f"{CONTROL}target_kl"] = kl.target_per_token
+        told.refused += per_token_target(case)
+    return told

@@ -2,8 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
+from analysis.export.places import (
+    KEYS,
+    PLACES,
+    engines,
+    engines_on,
+    one_place,
+    one_place_back,
+    pool,
+    together,
+)
 from analysis.export.rules import (
     Case,
     Rule,
@@ -26,6 +37,7 @@ from analysis.export.rules import (
 )
 from analysis.export.shared import (
     every_iteration,
+    in_turns,
     micro_batch,
     minibatches,
     needs_critic,
@@ -50,6 +62,8 @@ def run_rules() -> list[Rule]:
         same("ppo.epochs", f"{ACTOR}ppo_epochs", 1, whole),
         _batches(),
         every_iteration(),
+        *in_turns(UNFINISHED, MODE),
+        _bucket(),
         _seed(),
         _checkpoints(),
         _evaluation(),
@@ -141,13 +155,7 @@ def _schedule(role: str) -> Rule:
 
 def _pool(case: Case) -> int:
     """GPUs of the one pool that actor, rollout, reference and critic share."""
-    resources = case.config.resources
-    if resources.layout == "fused":
-        return resources.roles.fused.workers * whole_gpus(resources.roles.fused.gpus)
-    roles = ("rollout", "learner", "critic", "reference")
-    used = [role for role in roles if role != "critic" or case.config.ppo.needs_critic]
-    shares = [getattr(resources.roles, role) for role in used]
-    return sum(whole_gpus(share.workers * share.gpus) for share in shares)
+    return pool(case, [role for role in case.config.roles if role != "reward"])
 
 
 def _batches() -> Rule:
@@ -271,36 +279,50 @@ def _evaluation() -> Rule:
 
 
 def _resources() -> Rule:
-    roles = "resources.roles."
-    names: dict[str, Any] = {
-        "trainer.nnodes": 1,
-        "trainer.n_gpus_per_node": 8,
-        f"{ROLLOUT}tensor_model_parallel_size": 2,
-    }
-    own = ("rollout", "learner", "critic", "reference", "reward", "fused")
-    keys = tuple(f"{roles}{role}.{name}" for role in own for name in ("workers", "gpus"))
+    tensor = f"{ROLLOUT}tensor_model_parallel_size"
+    names: dict[str, Any] = {"trainer.nnodes": 1, "trainer.n_gpus_per_node": 8, tensor: 2}
 
     def out(case: Case) -> Told:
         gpus = _pool(case)
-        count, each = nodes(gpus)
-        split = case["resources.layout"] == "split"
-        tensor = whole_gpus(case[f"{roles}rollout.gpus"]) if split else 1
-        told = Told(dict(zip(names, (count, each, tensor), strict=True)))
         shared = f"actor, rollout, reference and critic share one pool, of {gpu_count(gpus)}"
-        if split:
-            told.dropped = drop(["resources.layout", *keys], shared)
-            return told
-        told.notes["resources.layout"] = shared
-        told.dropped = drop(keys[:-2], "not used by layout fused")
-        if case[keys[-1]] != gpus:
-            told.dropped[keys[-1]] = f"GPUs are taken whole; {gpus} is written"
+        if together(case) is None:
+            told = Told(
+                {tensor: whole_gpus(case[f"{PLACES}rollout.gpus"])}, dropped=drop(KEYS, shared)
+            )
+        else:
+            count = engines(case, gpus)
+            told = one_place(case, gpus, count, shared)
+            told.theirs = {tensor: gpus // count}
+        told.theirs = dict(zip(names, (*nodes(gpus), told.theirs[tensor]), strict=True))
         return told
 
     def back(theirs: Values) -> dict[str, Any]:
         gpus = whole(theirs["trainer.nnodes"]) * whole(theirs["trainer.n_gpus_per_node"])
-        return {"resources.layout": "fused", keys[-2]: 1, keys[-1]: float(gpus)}
+        return one_place_back(gpus, engines_on(gpus, whole(theirs[tensor])) if gpus > 1 else 1)
 
-    return Rule(("resources.layout", *keys), names, out, back)
+    return Rule(KEYS, names, out, back)
+
+
+MODE = {"trainer.v1.trainer_mode": "sync"}
+UNFINISHED = "sampling ahead there goes on with unfinished responses under newer weights"
+BUCKET = f"{ROLLOUT}checkpoint_engine.update_weights_bucket_megabytes"
+
+
+def _bucket() -> Rule:
+    key = "sync.bucket_mb"
+
+    def out(case: Case) -> Told:
+        size = math.ceil(case[key])
+        lost = {} if size == case[key] else {key: f"whole megabytes; {size} is written"}
+        return Told({BUCKET: size}, dropped=lost)
+
+    def back(theirs: Values) -> dict[str, Any]:
+        size = number(theirs[BUCKET])
+        if size > 1024:
+            raise Unreadable(f"buckets have at most 1024 MB here, not {size:g}")
+        return {key: size}
+
+    return Rule((key,), {BUCKET: 2048}, out, back)
 
 
 def _constants() -> Rule:

@@ -9,7 +9,7 @@ from typing import Any, Literal, Union, get_args, get_origin
 from hypothesis import strategies as st
 
 from rlhf_core.config import TrialConfig, apply
-from rlhf_core.config.fields import dotted_fields
+from rlhf_core.config.fields import NAME, dotted_fields
 from rlhf_core.errors import ConfigError
 
 FIELDS = dict(dotted_fields(TrialConfig))
@@ -21,10 +21,39 @@ TEXTS = {
     "reward.model": ["models/reward", "org/reward"],
 }
 FUNCTION = ["package.module:function"]
+NAMES = ["brevity", "style"]
+_PAIR = [{"roles": ["learner", "rollout"], "gpus": 2}]
+_TRAINERS = ["learner", "critic", "reference", "reward"]
+WHOLE: dict[str, list[Any]] = {
+    "resources.colocate": [
+        [],
+        _PAIR,
+        *([{"roles": [*_TRAINERS, "rollout"], "gpus": gpus}] for gpus in (1, 2, 4)),
+        *([{"roles": _TRAINERS, "gpus": gpus}] for gpus in (1, 2)),
+    ],
+    "resources.labels": [{"zone": "a"}, {"zone": ["a", "b"]}, {"zone": "!a"}],
+    "resources.roles.rollout.custom": [{"fast": 1.0}],
+    "rollout.stop": [[], ["."]],
+}
+"""Options whose values are lists or mappings."""
+_EACH = tuple(f"resources.roles.{role}.workers" for role in (*_TRAINERS, "rollout"))
+BESIDE: dict[str, list[dict[str, Any]]] = {
+    "resources.colocate": [
+        {},
+        *({"resources.layout": "colocated", **dict.fromkeys(_EACH, n)} for n in (1, 2, 4)),
+    ],
+    "reward.extra.NAME.weight": [{}, {"reward.extra.style.model": "org/style"}],
+    "ppo.kl.horizon": [{}, {"ppo.kl.controller": "adaptive", "ppo.kl.target_per_token": 0.1}],
+    "sync.max_staleness": [{}, {"sync.mode": "async", "resources.layout": "split"}],
+    "optim.policy.min_lr_ratio": [{}, {"optim.policy.schedule": "cosine"}],
+}
+"""Options that alone break a rule, with some that let them in."""
 
 
 def value_of(key: str) -> st.SearchStrategy[Any]:
     """Values that the option's type and bounds allow, small ones for counts."""
+    if key in WHOLE:
+        return st.sampled_from(WHOLE[key])
     field = FIELDS[key]
     bounds: dict[str, Any] = {}
     for item in field.metadata:
@@ -44,8 +73,6 @@ def _typed(key: str, annotation: Any, bounds: dict[str, Any]) -> st.SearchStrate
         return st.booleans()
     if annotation is str:
         return st.sampled_from(TEXTS.get(key, FUNCTION))
-    if origin is tuple:
-        return st.sampled_from([(), (".",)])
     if annotation is int:
         low, high = bounds.get("ge") or 0, min(bounds.get("le") or 64, 64)
         return st.integers(low, high) | st.sampled_from([1, 2, 4, 8])
@@ -79,9 +106,10 @@ def configs(exportable: Callable[[TrialConfig], object]) -> st.SearchStrategy[Tr
         config = TrialConfig()
         groups = st.lists(st.sampled_from(sorted(FIELDS)), max_size=40, unique=True)
         for key in draw(groups):
-            value = draw(value_of(key))
+            named = key.replace(NAME, draw(st.sampled_from(NAMES)))
+            change = {named: draw(value_of(key)), **draw(st.sampled_from(BESIDE.get(key, [{}])))}
             try:
-                changed = apply(config, {key: value})
+                changed = apply(config, change)
                 exportable(changed)
             except ConfigError:
                 continue

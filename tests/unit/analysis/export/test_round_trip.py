@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -18,12 +19,16 @@ PHASES = (Phase.explicit, Phase.reuse, Phase.generate, Phase.shrink)
 PAIRS = [(name, version) for name, target in FRAMEWORKS.items() for version in target.versions]
 
 
-def meaning(config: TrialConfig) -> dict[str, Any]:
-    """Every option, with those that stand for another value replaced by it."""
+def meaning(config: TrialConfig, roles: Sequence[str]) -> dict[str, Any]:
+    """Every option, with those that stand for another value replaced by it; ``roles`` are those used."""
     flat = flatten(config)
     flat["ppo.whitening"] = config.ppo.whitening_used
     if config.ppo.aggregation == "sequence_sum" and config.ppo.constant_length is None:
         flat["ppo.constant_length"] = config.rollout.max_new_tokens
+    if config.sync.mode == "async" and config.sync.max_staleness is None:
+        flat["sync.max_staleness"] = config.sync_interval
+    shared = [(set(group.roles) & set(roles), group.gpus) for group in config.resources.colocate]
+    flat["resources.colocate"] = [group for group in shared if group[0]]
     return flat
 
 
@@ -32,7 +37,7 @@ def assert_comes_back(config: TrialConfig, target: str, version: str) -> None:
     assert made.applied is not None
     back = import_text(target, made.text, f"launch.{SUFFIX[target]}", version)
     kept = [key for key in flatten(config) if key not in made.applied.dropped]
-    before, after = meaning(config), meaning(back.config)
+    before, after = meaning(config, config.roles), meaning(back.config, config.roles)
     assert {k: after[k] for k in kept} == {k: approximately(before[k]) for k in kept}
     # A rule that reads nothing back has lost one of its keys on the way out.
     assert [keys for keys in back.unread if set(keys.split(", ")) <= set(kept)] == []
