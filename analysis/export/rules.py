@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from analysis.export.effect import without_effect
-from rlhf_core.config import TrialConfig, flatten
-from rlhf_core.config.fields import spelled
+from rlhf_core.config import TrialConfig, flatten, known_keys
+from rlhf_core.config.fields import NAME, spelled
 
 Values = Mapping[str, Any]
 NEVER = 1e9
@@ -212,12 +212,10 @@ def apply_table(table: Table, config: TrialConfig, reason: Callable[[str], str])
 
 def own_keys(keys: Iterable[str], flat: Values) -> list[str]:
     """The keys of a configuration that keys of the schema stand for: several, or none, where they hold a name."""
-    return [
-        own
-        for key in keys
-        for own in ([key] if key in flat else flat)
-        if spelled([key], own) == [own]
-    ]
+    schema = frozenset(known_keys())
+    named = [key for key in keys if NAME in key.split(".")]
+    own = [key for key in flat if named and key not in schema and key in spelled(named, key)]
+    return [key for key in keys if key not in named] + own
 
 
 def defaults(table: Table) -> dict[str, Any]:

@@ -14,7 +14,6 @@ from analysis.export.rules import (
     Var,
     divisor,
     drop,
-    fixed,
     lookup,
     number,
     own_keys,
@@ -99,10 +98,10 @@ def schedule_keys(role: str) -> tuple[str, ...]:
 def schedule_dropped(case: Case, role: str) -> dict[str, str]:
     """What a schedule that ends with the run cannot say."""
     kind, _, horizon, ratio = (case[key] for key in schedule_keys(role))
-    _, _, horizon_key, ratio_key = schedule_keys(role)
+    _, _, *beyond = schedule_keys(role)
+    horizon_key, ratio_key = beyond
     if kind == "constant":
-        idle = "has no effect with schedule constant"
-        return {horizon_key: idle, **({ratio_key: idle} if ratio else {})}
+        return drop(beyond, "has no effect with schedule constant")
     dropped = {}
     iterations = case["budget.iterations"]
     if horizon != iterations:
@@ -213,24 +212,25 @@ def every_iteration() -> Rule:
     return Rule(keys, {}, out, lambda _: {keys[0]: 1, keys[1]: None})
 
 
-def in_turns(instead: str, names: Values | None = None) -> list[Rule]:
+def in_turns(instead: str, names: Values | None = None) -> Rule:
     """No asynchronous training as ours.
 
     Args:
         instead: What happens there.
         names: Their setting that says so, with its value; another one cannot be read.
     """
-    mode, said = "sync.mode", names or {}
+    keys, said = ("sync.mode", "sync.max_staleness"), names or {}
 
     def out(case: Case) -> Told:
-        return Told(dict(said), dropped={} if case[mode] == "sync" else {mode: instead})
+        lost = {} if case[keys[0]] == "sync" else drop(keys, instead)
+        return Told(dict(said), dropped=lost)
 
     def back(theirs: Values) -> dict[str, Any]:
         for name, value in said.items():
             lookup({value: value}, name, theirs[name])
-        return {mode: "sync"}
+        return {keys[0]: "sync", keys[1]: None}
 
-    return [Rule((mode,), said, out, back), fixed("sync.max_staleness", None, instead)]
+    return Rule(keys, said, out, back)
 
 
 EXTRA = tuple(f"reward.extra.NAME.{name}" for name in RewardComponent.model_fields)
@@ -259,10 +259,11 @@ def programmed(case: Case, name: str, form: str) -> Told:
         form: The function that they look for in it.
     """
     if case.config.reward.extra:
-        lost = "there is one reward; the file returns the weighted sum"
-        keys = [key for key in ("reward.model", "reward.function") if case[key]]
+        lost = drop(
+            ("reward.model", "reward.function"), "there is one reward; the file returns the sum"
+        )
         what = f"a .py file with {form} that returns the weighted sum of all rewards"
-        return Told({name: Var("REWARD_FUNCTION", what)}, dropped=drop(keys, lost))
+        return Told({name: Var("REWARD_FUNCTION", what)}, dropped=lost)
     lost = "a reward function has another signature there; wrap it in a file"
     variable = Var("REWARD_FUNCTION", f"a .py file with {form}")
     return Told({name: variable}, dropped={"reward.function": lost})

@@ -37,7 +37,7 @@ def run_rules() -> list[Rule]:
         _batches(),
         Rule(("budget.iterations",), {"total_episodes": None, **BATCH}, _budget, _budget_back),
         every_iteration(),
-        *in_turns("the policy that learns samples"),
+        in_turns("the policy that learns samples"),
         same("seed", "seed", 42, whole),
         _checkpoints(),
         _resources(),

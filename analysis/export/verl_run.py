@@ -62,7 +62,7 @@ def run_rules() -> list[Rule]:
         same("ppo.epochs", f"{ACTOR}ppo_epochs", 1, whole),
         _batches(),
         every_iteration(),
-        *in_turns(UNFINISHED, MODE),
+        in_turns(UNFINISHED, MODE),
         _bucket(),
         _seed(),
         _checkpoints(),

@@ -42,6 +42,22 @@ SPLIT = {
     "optim.policy.schedule": "cosine",
     "optim.policy.horizon_iterations": 20,
 }
+ROLES = ["learner", "critic", "reference", "reward"]
+AHEAD = {
+    "sync.mode": "async",
+    "sync.max_staleness": 2,
+    "resources.layout": "colocated",
+    "resources.colocate": [{"roles": ROLES, "gpus": 4}],
+    **{f"resources.roles.{role}.workers": 4 for role in ROLES},
+    "resources.roles.rollout.gpus": 2.0,
+}
+SHARED = {
+    **AHEAD,
+    "sync.mode": "sync",
+    "sync.max_staleness": None,
+    "resources.colocate": [{"roles": [*ROLES, "rollout"], "gpus": 4}],
+    "reward.extra.style.model": "org/style",
+}
 
 
 def given_value(value: Any) -> Any:
@@ -66,7 +82,9 @@ def assert_parsed(version: str, parser: OpenRLHF, config: TrialConfig) -> None:
     assert parsed.keys() == again.keys()
 
 
-@pytest.mark.parametrize("values", [{}, SPLIT], ids=["default", "split"])
+@pytest.mark.parametrize(
+    "values", [{}, SPLIT, SHARED, AHEAD], ids=["default", "split", "shared", "ahead"]
+)
 def test_openrlhf_takes_the_command(parser: tuple[str, OpenRLHF], values: dict[str, Any]) -> None:
     assert_parsed(*parser, apply(TrialConfig(), values))
 

@@ -86,7 +86,8 @@ def test_an_openrlhf_script_of_the_flat_dialect() -> None:
         "optim.policy.warmup_iterations": 3,
         "resources.layout": "split",
         "resources.roles.rollout.gpus": 2.0,
-        "resources.roles.learner.gpus": 2.0,
+        "resources.roles.learner.workers": 2,
+        "resources.roles.learner.gpus": 1.0,
     }
     assert subset(flatten(made.config), wanted) == wanted
     assert made.version == "0.10.1.post2"
@@ -209,3 +210,60 @@ def test_a_setting_that_cannot_be_taken_over_is_listed(flags: str, key: str, why
     made = import_text("openrlhf", flags, "flags.txt")
     (found,) = [reason for keys, reason in made.unread.items() if keys.startswith(key)]
     assert why in found
+
+
+@pytest.mark.parametrize(
+    ("target", "text", "wanted"),
+    [
+        (
+            "openrlhf",
+            "--algo.advantage.estimator reinforce --algo.advantage.lambd 0.9 --critic.value_clip 0.3",
+            {"ppo.lam": 0.95, "ppo.value_clip_range": 0.2},
+        ),
+        ("openrlhf", "--algo.kl.horizon 77", {"ppo.kl.horizon": 10000}),
+        (
+            "openrlhf",
+            "--algo.kl.init_coef 0 --algo.kl.target 0.1",
+            {
+                "ppo.kl.controller": "fixed",
+                "ppo.kl.target_per_token": None,
+                "ppo.kl.measure": False,
+            },
+        ),
+        ("openrlhf", "--reward.overlong_penalty_factor 2", {"reward.overlong_penalty": 1.0}),
+        (
+            "openrlhf",
+            "--train.dynamic_batch_enable --train.max_tokens_per_gpu 4096 --train.micro_batch_size 2",
+            {"optim.micro_batch_tokens": 4096, "optim.micro_batch_size": 64},
+        ),
+        (
+            "openrlhf",
+            "--train.async_enable --train.async_queue_size 2 --vllm.num_engines 4",
+            {"sync.mode": "async", "sync.max_staleness": 2},
+        ),
+        (
+            "openrlhf",
+            "--train.colocate_all --actor.num_gpus_per_node 8 --vllm.num_engines 4 --vllm.tensor_parallel_size 2",
+            {
+                "resources.layout": "colocated",
+                "resources.roles.learner.workers": 8,
+                "resources.roles.rollout.workers": 4,
+            },
+        ),
+        (
+            "verl",
+            "python3 -m verl.trainer.main_ppo trainer.nnodes=2 algorithm.kl_ctrl.horizon=77",
+            {
+                "ppo.kl.horizon": 10000,
+                "resources.layout": "colocated",
+                "resources.roles.critic.workers": 16,
+                "resources.roles.rollout.workers": 8,
+            },
+        ),
+    ],
+)
+def test_what_counts_is_taken_over_and_what_has_no_effect_is_not(
+    target: str, text: str, wanted: dict[str, Any]
+) -> None:
+    """A configuration refuses an option beside another that switches it off."""
+    assert subset(flatten(import_text(target, text, "x.sh").config), wanted) == wanted

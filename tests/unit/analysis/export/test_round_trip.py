@@ -53,7 +53,7 @@ def approximately(value: Any) -> Any:
 @given(data=st.data())
 def test_import_of_export_gives_the_configuration_back(target: str, data: st.DataObject) -> None:
     version = data.draw(st.sampled_from(FRAMEWORKS[target].versions), "version")
-    config = data.draw(configs(lambda c: export_config(c, target, version=version)), "config")
+    config = data.draw(configs(lambda c: FRAMEWORKS[target].apply(c, version)), "config")
     assert_comes_back(config, target, version)
 
 

@@ -14,6 +14,18 @@ from rlhf_core.errors import ConfigError
 
 A, R = "actor_rollout_ref.actor.", "actor_rollout_ref.rollout."
 GROUPS = {"rollout.samples_per_prompt": 4}
+TRAINERS = ("learner", "critic", "reference", "reward")
+
+
+def on_shared_gpus(gpus: int, rollouts: int) -> dict[str, Any]:
+    """All roles on the same GPUs, with a process on each of them but for the rollout."""
+    workers = dict.fromkeys((f"resources.roles.{role}.workers" for role in TRAINERS), gpus)
+    group = {"roles": [*TRAINERS, "rollout"], "gpus": gpus}
+    shared = {"resources.layout": "colocated", "resources.colocate": [group]}
+    return {**workers, **shared, "resources.roles.rollout.workers": rollouts}
+
+
+AHEAD = {"sync.mode": "async", "sync.max_staleness": 3}
 
 
 def exported(target: str, values: dict[str, Any], version: str | None = None) -> Applied:
@@ -64,6 +76,69 @@ def exported(target: str, values: dict[str, Any], version: str | None = None) ->
             None,
             {"resources.layout": "split", "resources.roles.learner.gpus": 16.0},
             {"actor.num_nodes": 2, "actor.num_gpus_per_node": 8, "vllm.num_engines": 2},
+        ),
+        # Ranks of data parallelism, on GPUs of their own and on shared ones.
+        (
+            "openrlhf",
+            None,
+            {"resources.layout": "split", "resources.roles.learner.workers": 4},
+            {"actor.num_gpus_per_node": 4, "critic.num_gpus_per_node": 1},
+        ),
+        (
+            "openrlhf",
+            None,
+            on_shared_gpus(8, 4),
+            {
+                "train.colocate_all": True,
+                "ref.num_gpus_per_node": 8,
+                "vllm.num_engines": 4,
+                "vllm.tensor_parallel_size": 2,
+            },
+        ),
+        (
+            "verl",
+            None,
+            on_shared_gpus(16, 8),
+            {
+                "trainer.nnodes": 2,
+                "trainer.n_gpus_per_node": 8,
+                f"{R}tensor_model_parallel_size": 2,
+            },
+        ),
+        (
+            "trl",
+            None,
+            on_shared_gpus(4, 4),
+            {"PROCESSES": 4, "per_device_train_batch_size": 16},
+        ),
+        # Three batches sampled ahead, by engines with GPUs of their own; never by those that share them.
+        (
+            "openrlhf",
+            "0.10.1",
+            {**AHEAD, "resources.layout": "split"},
+            {"async_train": True, "async_queue_size": 3},
+        ),
+        ("openrlhf", None, AHEAD, {"train.async_enable": False, "train.async_queue_size": None}),
+        (
+            "openrlhf",
+            None,
+            {
+                **AHEAD,
+                **on_shared_gpus(2, 4),
+                "resources.colocate": [{"roles": [*TRAINERS], "gpus": 2}],
+            },
+            {
+                "train.colocate_all": True,
+                "train.async_enable": True,
+                "vllm.num_engines": 4,
+                "vllm.enable_sleep": None,
+            },
+        ),
+        (
+            "verl",
+            None,
+            {"sync.bucket_mb": 512.0},
+            {f"{R}checkpoint_engine.update_weights_bucket_megabytes": 512},
         ),
         # Without the switch their coefficient has no effect, and the file of another run is resumed.
         (
@@ -149,7 +224,7 @@ def test_a_value_is_converted(
         (
             "openrlhf",
             None,
-            {"resources.roles.fused.gpus": 3.0},
+            {"resources.layout": "split", "resources.roles.learner.workers": 3},
             "the 64 responses of a minibatch must divide over 3 GPUs for this target, but leave 1",
         ),
         ("openrlhf", None, {"model.reference": "other"}, "model.reference must be null"),
@@ -169,7 +244,7 @@ def test_what_would_be_another_run_is_refused_in_one_line(
     ("target", "key", "value", "reason"),
     [
         ("openrlhf", "rollout.top_k", 5, "all tokens are sampled from"),
-        ("openrlhf", "optim.policy.min_lr_ratio", 0.5, "no effect with schedule constant"),
+        ("openrlhf", "optim.policy.horizon_iterations", 50, "no effect with schedule constant"),
         ("openrlhf", "sync.interval", 2, "every iteration"),
         ("openrlhf", "ppo.whitening", "off", "mean_std is what gae does there"),
         ("verl", "reward.clip", 3.0, "reward manager"),
@@ -177,6 +252,14 @@ def test_what_would_be_another_run_is_refused_in_one_line(
         ("trl", "ppo.entropy_coef", 0.01, "no entropy bonus"),
         ("trl", "optim.critic.lr", 1e-3, "optim.policy.lr is used"),
         ("trl", "optim.policy.max_grad_norm", 1.0, "whatever max_grad_norm says"),
+        ("openrlhf", "sync.mode", "async", "in turns"),
+        ("verl", "sync.mode", "async", "unfinished responses under newer weights"),
+        ("trl", "sync.mode", "async", "the policy that learns samples"),
+        ("openrlhf", "reward.weight", 2.0, "scores are taken as they are"),
+        ("openrlhf", "reward.extra.style.model", "org/style", "the file of the reward function"),
+        ("trl", "reward.extra.style.model", "org/style", "one sequence classifier"),
+        ("verl", "resources.labels", {"zone": "a"}, "asks for CPUs as for GPUs"),
+        ("openrlhf", "resources.roles.fused.gpus", 2.0, "1 is written"),
     ],
 )
 def test_what_is_dropped_says_what_happens_there(
@@ -184,6 +267,19 @@ def test_what_is_dropped_says_what_happens_there(
 ) -> None:
     applied = exported(target, {key: value})
     assert reason in applied.dropped[key]
+
+
+@pytest.mark.parametrize(
+    ("target", "setting"),
+    [("openrlhf", "reward.remote_url"), ("verl", "reward.custom_reward_function.path")],
+)
+def test_several_rewards_are_a_program_of_the_user(target: str, setting: str) -> None:
+    applied = exported(
+        target, {"reward.extra.style.model": "org/style", "reward.model": "org/main"}
+    )
+    assert "weighted sum of all rewards" in applied.theirs[setting].what
+    assert "the file returns the sum" in applied.dropped["reward.model"]
+    assert "org/main" not in applied.theirs.values()
 
 
 def test_one_flag_for_both_optimisers_drops_what_differs() -> None:
