@@ -259,11 +259,15 @@ def programmed(case: Case, name: str, form: str) -> Told:
         form: The function that they look for in it.
     """
     if case.config.reward.extra:
-        lost = drop(
-            ("reward.model", "reward.function"), "there is one reward; the file returns the sum"
-        )
         what = f"a .py file with {form} that returns the weighted sum of all rewards"
-        return Told({name: Var("REWARD_FUNCTION", what)}, dropped=lost)
-    lost = "a reward function has another signature there; wrap it in a file"
-    variable = Var("REWARD_FUNCTION", f"a .py file with {form}")
-    return Told({name: variable}, dropped={"reward.function": lost})
+        keys, lost = (
+            ["reward.model", "reward.function"],
+            "there is one reward; the file returns the sum",
+        )
+    else:
+        what = f"a .py file with {form}"
+        keys, lost = (
+            ["reward.function"],
+            "a reward function has another signature there; wrap it in a file",
+        )
+    return Told({name: Var("REWARD_FUNCTION", what)}, dropped=drop(keys, lost))

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from random_configs import configs
 
 from analysis.export import FRAMEWORKS, export_config, import_text
-from rlhf_core.config import TrialConfig, flatten
+from rlhf_core.config import ROLES, TrialConfig, apply, flatten
 
 SUFFIX = {"openrlhf": "sh", "verl": "sh", "trl": "py"}
 # Without the phase that explains a failure, which traces every line and takes minutes.
@@ -60,3 +60,29 @@ def test_import_of_export_gives_the_configuration_back(target: str, data: st.Dat
 @pytest.mark.parametrize(("target", "version"), PAIRS)
 def test_the_default_configuration_comes_back_from_every_version(target: str, version: str) -> None:
     assert_comes_back(TrialConfig(), target, version)
+
+
+@pytest.mark.parametrize("target", sorted(FRAMEWORKS))
+@pytest.mark.parametrize("gpus", [1, 4])
+@pytest.mark.parametrize("ahead", [False, True])
+def test_shared_gpus_come_back(target: str, gpus: int, ahead: bool) -> None:
+    """All roles in one group; ``ahead`` all but the rollout, which samples two batches ahead."""
+    sharing = [role for role in ROLES if not (ahead and role == "rollout")]
+    values: dict[str, Any] = {
+        "resources.layout": "colocated",
+        "resources.colocate": [{"roles": sharing, "gpus": gpus}],
+        **{f"resources.roles.{role}.workers": gpus for role in ROLES},
+    }
+    if ahead:
+        values |= {
+            "sync.mode": "async",
+            "sync.max_staleness": 2,
+            "resources.roles.rollout.gpus": 1.0,
+        }
+    config = apply(TrialConfig(), values)
+    for version in FRAMEWORKS[target].versions:
+        assert_comes_back(config, target, version)
+    kept = set(values) - set(FRAMEWORKS[target].apply(config, version).dropped)
+    told = {True: {"openrlhf"}, False: {"openrlhf", "verl", "trl"} if gpus > 1 else set()}
+    assert ("resources.colocate" in kept) is (target in told[ahead])
+    assert ("sync.mode" in kept) is (ahead and target == "openrlhf")
