@@ -15,7 +15,19 @@ from analysis.export.openrlhf_loss import loss_rules
 from analysis.export.openrlhf_places import resource_rules
 from analysis.export.openrlhf_reward import reward_rules, sampling_rules
 from analysis.export.openrlhf_run import optimiser_rules, run_rules
-from analysis.export.rules import Case, Rule, Table, Told, Unreadable, Values, fixed, lookup, truth
+from analysis.export.places import ASKS
+from analysis.export.rules import (
+    Case,
+    Rule,
+    Table,
+    Told,
+    Unreadable,
+    Values,
+    drop,
+    fixed,
+    lookup,
+    truth,
+)
 from analysis.export.shared import needs_critic, path, policy, reference, variable
 
 __all__ = ["NOWHERE", "REASONS", "VERSIONS", "table"]
@@ -27,8 +39,11 @@ REASONS = {
     "data.eval_prompts": SERVER,
     "eval.": SERVER,
     "rollout.chunk_size": "vLLM makes its own batches",
-    "resources.": "a process asks for CPUs as for GPUs, and for nothing else",
-    "sync.": "weights are broadcast over NCCL, parameter by parameter",
+    **drop(ASKS, "a process asks for CPUs as for GPUs, and for nothing else"),
+    **drop(
+        ("sync.transport", "sync.bucket_mb"),
+        "weights are broadcast over NCCL, parameter by parameter",
+    ),
     "checkpoint.metric": "the best checkpoint is chosen by an evaluation, which there needs a reward server",
 }
 

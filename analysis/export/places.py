@@ -15,6 +15,10 @@ KEYS = (
     *(f"{PLACES}{role}.{name}" for role in (*ROLES, "fused") for name in ("workers", "gpus")),
 )
 """Our keys of who runs where."""
+ASKS = tuple(
+    f"resources.{name}" for name in ("roles.", "labels", "affinity", "cpus_per_gpu", "head_cpus")
+)
+"""Starts of our keys of what a process asks of its node."""
 
 
 def together(case: Case, roles: Sequence[str] | None = None) -> int | None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from analysis.export.places import ASKS
 from analysis.export.rules import (
     Case,
     Rule,
@@ -15,6 +16,7 @@ from analysis.export.rules import (
     Values,
     bound,
     choice,
+    drop,
     fixed,
     number,
     optional,
@@ -37,8 +39,10 @@ NOWHERE = "TRL's PPO has no such option"
 REASONS = {
     "data.task": "its models and prompts come from the environment; its reward offset is left out",
     "rollout.chunk_size": "responses are sampled in batches of local_rollout_forward_batch_size",
-    "resources.": "`accelerate launch` starts processes, and asks for nothing",
-    "sync.": "the policy that learns samples: no weights travel",
+    **drop(ASKS, "`accelerate launch` starts processes, and asks for nothing"),
+    **drop(
+        ("sync.transport", "sync.bucket_mb"), "the policy that learns samples: no weights travel"
+    ),
     "eval.": "its evaluation only prints samples",
 }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from analysis.export.places import ASKS
 from analysis.export.rules import (
     Case,
     Rule,
@@ -11,6 +12,7 @@ from analysis.export.rules import (
     Told,
     Unreadable,
     Values,
+    drop,
     fixed,
     lookup,
     number,
@@ -39,8 +41,10 @@ REASONS = {
     "data.prompts": "verl reads chat messages with a data source from .parquet or .json",
     "data.eval_prompts": "verl reads chat messages with a data source from .parquet or .json",
     "rollout.chunk_size": "vLLM makes its own batches",
-    "resources.": "a pool asks for CPUs as for GPUs, and for nothing else",
-    "sync.": "actor and rollout share GPUs, and weights are handed over in place",
+    **drop(ASKS, "a pool asks for CPUs as for GPUs, and for nothing else"),
+    **drop(
+        ("sync.transport",), "actor and rollout share GPUs, and weights are handed over in place"
+    ),
     "reward.": "in a reward manager or function of your own",
 }
 ACTOR, ROLLOUT = "actor_rollout_ref.actor.", "actor_rollout_ref.rollout."
