@@ -10,7 +10,19 @@ from typing import NoReturn
 
 from rlhf_core.errors import ConfigError, RlhfError, nearest
 
-MODULES = ("run", "train", "results", "report", "inspect", "prepare", "plan", "doctor", "schema")
+MODULES = (
+    "run",
+    "train",
+    "results",
+    "report",
+    "inspect",
+    "export",
+    "import_",
+    "prepare",
+    "plan",
+    "doctor",
+    "schema",
+)
 
 
 class _Parser(argparse.ArgumentParser):

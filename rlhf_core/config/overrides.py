@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from functools import cache
 from typing import Any
 
 from rlhf_core.config.fields import dotted_fields, spelled, validate
@@ -10,6 +11,7 @@ from rlhf_core.config.trial import TrialConfig
 from rlhf_core.errors import ConfigError, nearest
 
 
+@cache
 def known_keys() -> tuple[str, ...]:
     """Every dotted key of a ``TrialConfig``, in schema order; ``NAME`` stands for a name of the user's own."""
     return tuple(key for key, _ in dotted_fields(TrialConfig))

@@ -2,9 +2,9 @@
 
     python tests/benchmarks/ppo_iteration.py [--quick] [--size small|large] [--threads N] [--trl PYTHON]
 
-``--trl`` names the interpreter of an environment with torch 2.13.0, trl 1.12.0 and transformers 4.57.6;
-without it one is made in ``.venv-trl``. First the losses of both sides are shown to be equal on equal tokens and
-weights. Then the two sides alternate, each in a process of its own.
+``--trl`` names the interpreter of an environment with torch 2.13.0, trl 1.12.0 and transformers 4.57.6. Without it
+``RLHF_TRL_PYTHON`` does, or one is made in ``.venv-trl``. First the losses of both sides are shown to be equal on
+equal tokens and weights. Then the two sides alternate, each in a process of its own.
 """
 
 from __future__ import annotations
@@ -72,18 +72,6 @@ def equal_losses(python: str) -> dict[str, float]:
     return differences
 
 
-def trl_python() -> str:
-    """The interpreter of the environment with TRL, made at the first call."""
-    folder = ROOT / ".venv-trl"
-    python = folder / "bin" / "python"
-    if not (folder / ".installed").exists():
-        subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
-        for packages in (["torch==2.13.0"], ["trl==1.12.0", "transformers==4.57.6"]):
-            subprocess.run([str(python), "-m", "pip", "install", "--quiet", *packages], check=True)
-        (folder / ".installed").touch()
-    return str(python)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true")
@@ -96,7 +84,11 @@ def main() -> None:
         return ours(args.size, args.threads)
     from common import report
 
-    python, seconds = args.trl or trl_python(), {"ours": [], "theirs": []}
+    sys.path.insert(0, str(ROOT / "tests" / "helpers"))
+    sys.path.insert(0, str(ROOT))
+    from peers import peer_python
+
+    python, seconds = args.trl or peer_python("trl"), {"ours": [], "theirs": []}
     differences = equal_losses(python)
     again = [
         sys.executable,

@@ -48,7 +48,7 @@ def test_plan_says_what_fits_and_exits_2_where_nothing_does(
     assert main(["plan", "rehearsal"]) == 0
     out = capsys.readouterr().out
     assert "2 trials of 4 iterations" in out
-    assert "sum 28.1 CPUs, 7 GPUs, 224 GB" in out
+    assert "sum 20.1 CPUs, 5 GPUs, 160 GB" in out
     assert main(["plan", "rehearsal", "--set", "cluster.rehearse.gpus=0"]) == 2
     assert "no node can hold bundle" in capsys.readouterr().out
 

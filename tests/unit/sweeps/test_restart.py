@@ -36,7 +36,7 @@ def running(
 
 
 def context(tmp_path: Path, trial: str, params: dict[str, Any], warm: bool = True) -> TrialContext:
-    return TrialContext(trial, BASE, params, LocalStore(tmp_path / trial), None, warm)
+    return TrialContext(trial, BASE, params, LocalStore(tmp_path / trial), warm=warm)
 
 
 def curve(running: RunningPPO) -> list[dict[str, float]]:

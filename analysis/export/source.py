@@ -1,0 +1,38 @@
+"""What is exported: the configuration of a run directory's best trial, of another trial, or of a file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rlhf_core.config import TrialConfig, load_trial
+from rlhf_core.errors import ConfigError, nearest
+
+
+def trial_config(place: Path, trial: str | None) -> tuple[TrialConfig, str]:
+    """The configuration and what it came from, in words.
+
+    Args:
+        place: A run directory, or a ``TrialConfig`` file.
+        trial: A trial of the run directory instead of its best one.
+
+    Raises:
+        ConfigError: There is no such file or trial, or it is no ``TrialConfig``.
+    """
+    if not place.is_dir():
+        if trial is not None:
+            raise ConfigError(f"--trial: names a trial of a run directory, but {place} is none")
+        return load_trial(place), str(place)
+    file = place / "best.yaml" if trial is None else place / f"trials/{trial}/config.json"
+    if file.is_file():
+        return load_trial(file), str(file)
+    trials = sorted(folder.parent.name for folder in place.glob("trials/*/config.json"))
+    if trial is not None:
+        raise ConfigError(f"--trial: {place} has no trial {trial!r}{nearest(trial, trials)}")
+    if trials:
+        raise ConfigError(
+            f"{place}: has no best.yaml, which a sweep writes at its end; name a trial, such as "
+            f"--trial {trials[0]}"
+        )
+    raise ConfigError(
+        f"{place}: has no best.yaml and no trials; point at what `rlhf-sweep run` wrote"
+    )

@@ -1,0 +1,42 @@
+"""``rlhf-sweep import``: a launch script of another framework as a ``TrialConfig``."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+
+def register(subparsers: Any) -> None:
+    parser = subparsers.add_parser(
+        "import",
+        help="read a launch script of another framework as a start point",
+        description="Read a launch script, program or configuration of another framework and write it as a "
+        "TrialConfig, with everything that has no counterpart in its first lines.",
+    )
+    parser.add_argument("file", type=Path, metavar="FILE")
+    parser.add_argument("--from", dest="target", required=True, choices=("openrlhf", "verl", "trl"))
+    parser.add_argument("--version", help="version of the framework (default: what fits the file)")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="where to write the YAML")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    from analysis.export import import_file
+    from sweeps.commands.export import writing
+    from sweeps.programs.describe import differences_as_yaml
+
+    made = import_file(args.target, args.file, args.version)
+    title = f"Read from {args.file} ({args.target} {made.version}) by rlhf-sweep."
+    comments = "".join(f"# {line}\n" for line in [title, *made.report()])
+    text = comments + differences_as_yaml(made.config)
+    if args.out is None:
+        sys.stdout.write(text)
+    else:
+        with writing(args.out):
+            args.out.write_text(text, encoding="utf-8")
+        print(f"{args.out} is written", file=sys.stderr)
+    for line in made.report():
+        print(line, file=sys.stderr)
+    return 0

@@ -1,0 +1,96 @@
+"""Every option is exported, converted or dropped, in exactly one of the lists, for every target."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from analysis.export.rules import apply_table
+from analysis.export.targets import FRAMEWORKS, Target, framework
+from rlhf_core.config import TrialConfig, flatten, known_keys, resolve_trial
+
+ROLES = ("rollout", "learner", "critic", "reference", "reward", "fused")
+TARGETS = [*FRAMEWORKS.values(), framework("deepspeed"), framework("deepspeed", "critic")]
+CASES = [pytest.param(t, v, id=f"{t.name}-{v}") for t in TARGETS for v in t.versions]
+
+# A new option without counterpart anywhere is one line here; one of every role one in ``OF_ROLES``.
+EVERYWHERE = """
+    data.task data.eval_prompts data.test_prompts
+    reward.heldout_offset reward.heldout_model reward.heldout_function reward.workers reward.timeout_s
+    rollout.chunk_size
+    sync.transport sync.timeout_s
+    resources.threads resources.cpus_per_gpu resources.head_cpus resources.affinity resources.labels
+    checkpoint.every_minutes checkpoint.metric eval.seed
+"""
+OF_ROLES = ("cpus", "memory_gb", "share", "custom", "labels")
+NO_COUNTERPART = {
+    "openrlhf": "sync.bucket_mb eval.every_iterations eval.prompts",
+    "verl": "data.prompts reward.mean reward.std reward.overlong_penalty",
+    "trl": """
+        sync.bucket_mb reward.mean reward.std reward.overlong_penalty
+        resources.strategy eval.every_iterations eval.prompts
+    """,
+}
+DEEPSPEED = """
+    model.dtype ppo.minibatches optim.micro_batch_size optim.micro_batch_tokens
+    optim.policy.lr optim.policy.beta1 optim.policy.beta2 optim.policy.eps optim.policy.weight_decay
+    optim.policy.max_grad_norm optim.policy.schedule optim.policy.warmup_iterations
+    optim.policy.horizon_iterations optim.policy.min_lr_ratio
+    optim.critic.lr optim.critic.beta1 optim.critic.beta2 optim.critic.eps optim.critic.weight_decay
+    optim.critic.max_grad_norm optim.critic.schedule optim.critic.warmup_iterations
+    optim.critic.horizon_iterations optim.critic.min_lr_ratio
+"""
+NAMED = {"reward": {"extra": {"style": {"model": "org/style"}, "brevity": {"function": "a.b:c"}}}}
+
+
+def ruled(target: Target, version: str) -> list[str]:
+    return [key for rule in target.table(version) for key in rule.keys]
+
+
+@pytest.mark.parametrize(("target", "version"), CASES)
+@pytest.mark.parametrize("preset", [{}, "tiny", NAMED], ids=["default", "tiny", "named"])
+def test_every_option_is_in_exactly_one_list(
+    target: Target, version: str, preset: dict[str, object] | str
+) -> None:
+    config = resolve_trial(preset, "test")
+    applied = target.apply(config, version)
+    listed = Counter([*applied.exported, *applied.converted, *applied.dropped])
+    assert {key: count for key, count in listed.items() if count > 1} == {}
+    assert sorted(listed) == sorted(flatten(config))
+
+
+@pytest.mark.parametrize(("target", "version"), CASES)
+def test_a_rule_names_options_that_exist_and_no_other_rule_has(
+    target: Target, version: str
+) -> None:
+    named = Counter(ruled(target, version))
+    assert {key: count for key, count in named.items() if count > 1} == {}
+    assert set(named) - set(known_keys()) == set()
+
+
+@pytest.mark.parametrize("name", sorted(FRAMEWORKS))
+def test_the_options_without_counterpart_are_these(name: str) -> None:
+    """A new option lands here until a rule for it stands in the target's table, or it is listed above."""
+    target = FRAMEWORKS[name]
+    wanted = set((EVERYWHERE + NO_COUNTERPART[name]).split())
+    wanted |= {f"resources.roles.{role}.{leaf}" for role in ROLES for leaf in OF_ROLES}
+    for version in target.versions:
+        assert set(known_keys()) - set(ruled(target, version)) == wanted
+
+
+@pytest.mark.parametrize("role", ["policy", "critic"])
+def test_deepspeed_takes_these_options_only(role: str) -> None:
+    target = framework("deepspeed", role)
+    assert set(ruled(target, target.versions[0])) == set(DEEPSPEED.split())
+
+
+def test_what_no_rule_names_is_dropped_with_a_reason() -> None:
+    applied = apply_table((), TrialConfig(), lambda key: f"no rule for {key}")
+    assert applied.dropped == {key: f"no rule for {key}" for key in flatten(TrialConfig())}
+
+
+@pytest.mark.parametrize(("target", "version"), CASES)
+def test_every_dropped_and_converted_option_says_why(target: Target, version: str) -> None:
+    applied = target.apply(TrialConfig(), version)
+    assert all({**applied.converted, **applied.dropped}.values())
