@@ -11,6 +11,7 @@ import analysis
 from analysis import plots
 from analysis.plots import GALLERY, style
 
+_DPI = 60
 EXHIBITS = pytest.mark.parametrize("exhibit", GALLERY, ids=lambda e: e.name)
 
 
@@ -32,20 +33,20 @@ def test_every_plot_draws_few_and_many(exhibit, count, sweeps, tmp_path):
     drawn = 0
     for kind in ("simulated", "cluster"):
         figure = exhibit.plot(sweeps[kind, count])
-        path = analysis.save(figure, tmp_path / f"{kind}.png")
+        path = tmp_path / f"{kind}.png"
+        figure.savefig(path, dpi=_DPI)
         drawn += bool(figure.axes)
         if figure.axes:
             pixels = image.imread(path)
-            assert pixels.shape[1] == style.WIDTH * style.DPI, "nothing outgrows the common width"
+            assert pixels.shape[1] == style.WIDTH * _DPI, "nothing outgrows the common width"
             assert pixels[..., :3].std() > 0.02
             texts = [
                 axes.get_xlabel() + axes.get_ylabel() + axes.get_title("left")
                 for axes in figure.axes
             ]
             assert any(texts) or exhibit.name == "parallel"
-    assert drawn or (exhibit.name, count) == ("importance", 3), (
-        "one of the two has something to show"
-    )
+    # Three trials are too few for importance, and those on two nodes have one ratio.
+    assert drawn or (count == 3 and exhibit.name in ("importance", "ratio"))
 
 
 @EXHIBITS
