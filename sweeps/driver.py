@@ -264,6 +264,8 @@ class SweepDriver:
         """Its placement group is there and its process is starting."""
         record = self.records[trial]
         record.times["placed"] = time.time()
+        # Of a trial that is tried again the last attempt counts.
+        record.times.pop("started", None)
         self._change(record, State.PLACED)
 
     def result(self, trial: str, result: Mapping[str, Any]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import tempfile
 import time
 from collections.abc import Iterator
@@ -123,8 +124,9 @@ def _placement_group(config: TrialConfig) -> Iterator[Any]:
     if lack is not None:
         local = ClusterConfig(
             rehearse=RehearseConfig(
-                cpus=max(1.0, plan.total("cpus")),
-                gpus=plan.total("gpus"),
+                # Ray takes more than one CPU or GPU of a node in whole numbers only.
+                cpus=max(1, math.ceil(plan.total("cpus"))),
+                gpus=math.ceil(plan.total("gpus")),
                 memory_gb=max(1.0, plan.total("memory_gb")),
             )
         )

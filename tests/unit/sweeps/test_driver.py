@@ -156,3 +156,19 @@ def test_what_happened_to_processes_stands_in_the_ledger_with_their_new_places(
         ("queued", None), ("placed", None), ("started", None),
         ("started", "rollout 0 was replaced: it died"),
     ]  # fmt: skip
+
+
+def test_no_duration_of_a_trial_that_was_tried_again_is_negative(tmp_path: Path) -> None:
+    driver = make(tmp_path)
+    record = driver.next_trial()
+    assert record is not None
+    driver.placed(record.trial)
+    driver.result(record.trial, {"iteration": 1, "script/loss": 5.0})
+    driver.retried(record.trial, "a node went away")
+    driver.placed(record.trial)
+    driver.result(record.trial, {"iteration": 1, "script/loss": 5.0})
+    driver.end(record.trial, Outcome.COMPLETED)
+    lines = [json.loads(line) for line in (tmp_path / "trials.jsonl").read_text().splitlines()]
+    durations = [span for line in lines for span in line["durations"].values()]
+    assert min(durations) >= 0
+    assert {"queue", "start", "run"} <= lines[-1]["durations"].keys()
