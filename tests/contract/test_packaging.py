@@ -54,8 +54,12 @@ def test_the_wheel_holds_every_module_and_preset(names: list[str]) -> None:
             file.relative_to(ROOT).as_posix() for file in files if "notebooks" not in file.parts
         }
         assert expected <= set(names)
-    for preset in ("rlhf_core/config/presets/tiny.yaml", "sweeps/presets/quickstart.yaml"):
-        assert preset in names
+    for data in (
+        "rlhf_core/config/presets/tiny.yaml",
+        "sweeps/presets/quickstart.yaml",
+        "analysis/report/page.html.j2",
+    ):
+        assert data in names
 
 
 def test_the_command_is_declared(names: list[str]) -> None:
