@@ -16,6 +16,8 @@ CASES = [pytest.param(t, v, id=f"{t.name}-{v}") for t in TARGETS for v in t.vers
 
 # A new option without counterpart anywhere is one line here; one of every role one in ``OF_ROLES``.
 EVERYWHERE = """
+    resources.max_replacements resources.roles.reference.merge resources.roles.reference.placement
+    resources.roles.reward.merge resources.roles.reward.placement
     data.task data.eval_prompts data.test_prompts
     reward.heldout_offset reward.heldout_model reward.heldout_function reward.workers reward.timeout_s
     rollout.chunk_size
