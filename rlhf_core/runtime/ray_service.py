@@ -17,7 +17,7 @@ from ray.exceptions import RayActorError
 
 from rlhf_core.errors import ServiceError
 from rlhf_core.runtime.base import RoleGroup, Runtime
-from rlhf_core.runtime.ray_actor import RayWorker
+from rlhf_core.runtime.ray_actor import unwrapped
 from rlhf_core.runtime.served import ServedRole
 from rlhf_core.runtime.shared import ServiceOrder
 from rlhf_core.types import CallContext
@@ -87,18 +87,20 @@ class Seat:
         return cls(**{**values, "actors": tuple(values["actors"])})
 
 
-class ServiceWorker(RayWorker):
-    """A replica, as a trial calls it."""
+class ServiceWorker:
+    """A replica, as a trial calls it; Ray, not the trial, finds another one where it died."""
 
     def __init__(self, actor: Any, address: str, seat: Seat) -> None:
-        super().__init__(actor, address)
-        self.seat = seat
+        self.actor, self.address, self.seat = actor, address, seat
 
     def call(self, role: str, method: str, context: CallContext, *args: Any) -> Future[Any]:
-        return _named(super().call(role, method, context, *args), self.seat)
+        return _named(unwrapped(self.actor.call.remote(role, method, context, *args)), self.seat)
 
     def usage(self, caller: str) -> Future[dict[str, float]]:
-        return _named(super().usage(caller), self.seat)
+        return _named(unwrapped(self.actor.usage.remote(caller)), self.seat)
+
+    def hand_over(self, context: CallContext) -> Future[int]:
+        raise ServiceError(f"service {self.seat.name}: a frozen role hands no weights over")
 
 
 class SharedGroup(RoleGroup):

@@ -15,6 +15,7 @@ import random
 import statistics
 import sys
 import time
+from concurrent.futures import Future
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ import ray
 import torch
 
 from rlhf_core.runtime.base import RoleGroup
-from rlhf_core.runtime.ray_actor import RayWorker
+from rlhf_core.runtime.ray_actor import unwrapped
 from rlhf_core.types import CallContext, Rollout
 
 # Of an iteration at most 5 % may go into dispatch.
@@ -46,6 +47,18 @@ class LightRollout:
             mask_BT[:, 0],
             torch.zeros(ROWS, dtype=torch.int64),
         )
+
+
+class LightWorker:
+    """Handle of such an actor."""
+
+    address = "127.0.0.1"
+
+    def __init__(self, actor: Any) -> None:
+        self.actor = actor
+
+    def call(self, role: str, method: str, context: CallContext, *args: Any) -> Future[Any]:
+        return unwrapped(self.actor.call.remote(role, method, context, *args))
 
 
 def main() -> None:
@@ -77,7 +90,7 @@ def measure(count: int, repeats: int, chunk_s: float) -> list[float]:
     """Share of each batch's time that its workers could have worked, but did not."""
     actor_class = ray.remote(LightRollout)
     actors = [actor_class.options(num_cpus=0.01).remote() for _ in range(count)]
-    group = RoleGroup("rollout", [RayWorker(actor, "127.0.0.1") for actor in actors])
+    group = RoleGroup("rollout", [LightWorker(actor) for actor in actors])
     context = CallContext("dispatch")
     group.map("generate", [(context, (0.0,))] * count)
     print(f"{count} workers have started", file=sys.stderr)
