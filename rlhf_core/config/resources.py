@@ -25,8 +25,6 @@ EPS = 1e-9
 _LABEL_KEY = re.compile(r"([a-z0-9][a-z0-9.-]*/)?[A-Za-z0-9]([\w.-]{0,61}[A-Za-z0-9])?")
 _LABEL_VALUE = re.compile(r"[A-Za-z0-9]([\w.-]{0,61}[A-Za-z0-9])?")
 
-_GPUS = "GPUs of each worker; in layout colocated `share` counts instead, unless this is 0."
-
 
 class WorkerResources(Group):
     workers: int = option(1, "Worker processes of the role.", unit="processes", ge=1, le=512)

@@ -15,11 +15,13 @@ import ray
 from ray.exceptions import ObjectLostError, RayActorError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from rlhf_core.errors import RankError
 from rlhf_core.node_files import sweep
 
 GONE_TIMEOUT_S = 6.0
-# A process died, or its node with what it had computed.
-LOST = (RayActorError, ObjectLostError)
+# A process died, or its node with what it had computed, or the network between ranks failed. A rank's own
+# error arrives as itself.
+LOST = (RayActorError, ObjectLostError, RankError)
 
 
 @dataclass(frozen=True)
