@@ -332,7 +332,8 @@ class SweepDriver:
             record.times["ended"] = time.time()
             self._change(record, State.ENDED)
             self.study.tell(record.number, record.outcome, record.value, record.finals)
-            found = self._same.decide(record.outcome is Outcome.FAILED, record.reason)
+            failed = record.outcome is Outcome.FAILED
+            found = self._same.decide(record.number, failed, record.reason)
             self.given_up = self.given_up or found
 
     def interrupt(self) -> None:

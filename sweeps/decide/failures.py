@@ -7,24 +7,25 @@ from dataclasses import dataclass, field
 
 @dataclass
 class SameFailure:
-    """Gives up once the first trials that ended all failed with the same error.
+    """Gives up once the first trials of a sweep, in the order they began, all failed with the same error.
 
-    Such an error comes from the code or the configuration that all trials share, not from their parameters.
+    Such an error comes from the code or the configuration that all trials share. That of a parameter can meet
+    the first trials that *end*, which a failure makes short; so those that began first are waited for.
 
     Attributes:
         patience: Trials that must have failed alike.
     """
 
     patience: int = 3
-    _reasons: list[str] = field(default_factory=list)
+    _reasons: dict[int, str] = field(default_factory=dict)
     _never: bool = False
 
-    def decide(self, failed: bool, reason: str) -> str | None:
-        """Why no further trial is to start after one more ended, in words, or None."""
+    def decide(self, number: int, failed: bool, reason: str) -> str | None:
+        """Why no further trial is to start after trial ``number`` ended, in words, or None."""
         self._never = self._never or not failed
-        self._reasons.append(reason)
-        if self._never or not reason or len(self._reasons) < self.patience:
+        if number < self.patience:
+            self._reasons[number] = reason
+        found = set(self._reasons.values())
+        if self._never or len(self._reasons) < self.patience or len(found) > 1 or "" in found:
             return None
-        if len(set(self._reasons[: self.patience])) > 1:
-            return None
-        return f"the first {self.patience} trials all failed with {reason}"
+        return f"the first {self.patience} trials all failed with {found.pop()}"
