@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rlhf_core.config.trial import TrialConfig
+from rlhf_core.config.measured import unmeasured
+from rlhf_core.config.trial import CheckpointConfig, TrialConfig
 from rlhf_core.errors import ConfigError, nearest
 from rlhf_core.models.sources import problem_of_model
 from rlhf_core.tasks.builtin import RECIPES, ensure_builtin
@@ -139,7 +140,7 @@ def problems(config: TrialConfig) -> list[str]:
     except ConfigError as error:
         found += [f"data.task: {line}" for line in error.problems]
     if task is None:
-        found += _missing(config)
+        found += [*_missing(config), *_no_best(config)]
     models = {
         "model.policy": config.model.policy,
         "model.reference": config.model.reference,
@@ -174,6 +175,15 @@ def _missing(config: TrialConfig) -> list[str]:
         "data.prompts": config.data.prompts,
     }
     return [f"{key} must be named where data.task is null" for key, v in named.items() if not v]
+
+
+def _no_best(config: TrialConfig) -> list[str]:
+    """A metric that chooses among checkpoints, but never is measured; the default is no matter with only one."""
+    checkpoint = config.checkpoint
+    several = checkpoint.every_iterations is not None or checkpoint.every_minutes is not None
+    why = unmeasured(config, checkpoint.metric)
+    asked = several or checkpoint.metric != CheckpointConfig().metric
+    return [f"checkpoint.metric: {checkpoint.metric!r} {why}"] if why and asked else []
 
 
 def _try(check: Callable[[], object]) -> Sequence[str]:

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from pydantic import Field, PositiveFloat, model_validator
 
-from rlhf_core.config.fields import Group, group, option
+from rlhf_core.config.fields import BrokenRulesError, Group, group, option
 from rlhf_core.config.trial import TrialConfig
 
 _CONSTRAINT = re.compile(r"^\s*([\w/.]+)\s*(<=|>=|<|>)\s*([-+]?[\d.]+(?:[eE][-+]?\d+)?)\s*$")
@@ -151,6 +151,20 @@ class ClusterConfig(Group):
         if len(named) != 1:
             raise ValueError(
                 f"names exactly one of rehearse, address, local, but has {named or 'none'}"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _only_an_autoscaler_adds_nodes(self) -> ClusterConfig:
+        asked = [key for key in ("node_types", "prewarm") if getattr(self, key)]
+        if asked and self.address is None:
+            where = "a rehearsal" if self.rehearse is not None else "a Ray of the sweep's own"
+            raise BrokenRulesError(
+                [
+                    f"cluster.{key} belongs to a cluster whose autoscaler adds nodes, but nothing adds any to "
+                    f"{where}; remove it, or name cluster.address"
+                    for key in asked
+                ]
             )
         return self
 

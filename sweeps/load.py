@@ -14,6 +14,7 @@ from rlhf_core.config.overrides import flat, merge, nest
 from rlhf_core.errors import ConfigError, nearest
 from search_spaces import Space, SpaceError, codec, presets
 from sweeps.config import Constraint, SweepConfig
+from sweeps.decide.guards import GUARDED
 from sweeps.programs.base import TrialProgram, load_program
 
 
@@ -143,7 +144,11 @@ def _problems(loaded: Loaded) -> list[str]:
     found += [f"space: unknown key {key!r}{nearest(key, spelled(keys, key))}" for key in unknown]
     if not unknown and not found:
         found += _space_problems(loaded)
-    found += _metric_problems(config, program.metrics(loaded.base, tuple(space)))
+    sound = not found
+    unknown_metrics = _metric_problems(config, program.metrics(loaded.base, tuple(space)))
+    found += unknown_metrics
+    if sound and not unknown_metrics:
+        found += _unmeasured(loaded)
     for number, point in enumerate(config.search.points):
         strange = [key for key in point if key not in space]
         found += [
@@ -188,16 +193,32 @@ def _space_problems(loaded: Loaded) -> list[str]:
 def _metric_problems(config: SweepConfig, known: Collection[str] | None) -> list[str]:
     if known is None:
         return []
-    named = {
-        "search.objective": config.search.objective,
-        **({"scheduler.metric": config.scheduler.metric} if config.scheduler.metric else {}),
-        **{
-            f"search.constraints[{i}]": Constraint.parse(text).metric
-            for i, text in enumerate(config.search.constraints)
-        },
-    }
     return [
         f"{key}: no metric {metric!r}{nearest(metric, known)}"
-        for key, metric in named.items()
+        for key, metric in _named_metrics(config).items()
         if metric not in known
     ]
+
+
+def _named_metrics(config: SweepConfig) -> dict[str, str]:
+    """``{key of the sweep: metric it looks at}``."""
+    named = {"search.objective": config.search.objective}
+    if config.scheduler.metric:
+        named["scheduler.metric"] = config.scheduler.metric
+    for i, text in enumerate(config.search.constraints):
+        named[f"search.constraints[{i}]"] = Constraint.parse(text).metric
+    if config.guards.max_kl is not None:
+        named["guards.max_kl"] = GUARDED
+    return named
+
+
+def _unmeasured(loaded: Loaded) -> list[str]:
+    """Metrics that decide something, but that trials at some corner of the space never report."""
+    named = _named_metrics(loaded.config)
+    why: dict[str, str] = {}
+    for point in corner_points(loaded.space) or [{}]:
+        for name, tail in loaded.program.unmeasured(
+            loaded.base, point, set(named.values())
+        ).items():
+            why.setdefault(name, tail)
+    return [f"{key}: {name!r} {why[name]}" for key, name in named.items() if name in why]

@@ -11,13 +11,12 @@ from typing import Literal
 from pydantic import model_validator
 
 from rlhf_core.config.fields import BrokenRulesError, Group, group, in_vain, option
+from rlhf_core.config.measured import left_out
 from rlhf_core.config.ppo import PPOConfig, RolloutConfig, broken_ppo_rules
 from rlhf_core.config.resources import ROLES, ResourcesConfig, broken_resource_rules
 from rlhf_core.config.reward import RewardConfig, broken_reward_rules
 from rlhf_core.errors import ConfigError
 from rlhf_core.metrics import find
-
-KL_METRICS = ("kl/response", "kl/token", "kl/loss", "eval/kl_response")
 
 
 class ModelConfig(Group):
@@ -288,23 +287,12 @@ def _broken_optim_rules(optim: OptimConfig) -> list[str]:
 
 
 def _broken_metric_rules(config: TrialConfig) -> list[str]:
-    name, ppo = config.checkpoint.metric, config.ppo
+    name = config.checkpoint.metric
     try:
         direction = find(name, "checkpoint.metric").direction
     except ConfigError as error:
         return list(error.problems)
     if direction == "none":
         return [f"checkpoint.metric: {name!r} has no better direction; name another"]
-    unmeasured = {
-        "ppo.kl.measure false": not ppo.kl.measure and name in KL_METRICS,
-        f"ppo.advantage {ppo.advantage!r}": not ppo.needs_critic and name.startswith("value/"),
-        "ppo.correction.kind 'none'": (
-            ppo.correction.kind == "none" and name.startswith("correction/")
-        ),
-        f"ppo.kl.mode {ppo.kl.mode!r}": ppo.kl.mode != "loss" and name == "kl/loss",
-    }
-    return [
-        f"checkpoint.metric: {name!r} is not measured with {off}; name another or change that"
-        for off, is_off in unmeasured.items()
-        if is_off
-    ]
+    why = left_out(config.ppo, name)
+    return [f"checkpoint.metric: {name!r} {why}"] if why else []

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 
 from rlhf_core.metrics import first_nonfinite
 
+GUARDED = "kl/response"
+
 
 @dataclass
 class Guards:
@@ -27,13 +29,13 @@ class Guards:
         wrong = first_nonfinite(metrics)
         if wrong is not None:
             return f"{wrong} is {metrics[wrong]}"
-        kl = metrics.get("kl/response")
+        kl = metrics.get(GUARDED)
         if self.max_kl is None or kl is None:
             return None
         self._above[trial] = self._above[trial] + 1 if kl > self.max_kl else 0
         if self._above[trial] >= self.patience:
             return (
-                f"kl/response is {kl:.3g} nats, above guards.max_kl = {self.max_kl:g} for "
+                f"{GUARDED} is {kl:.3g} nats, above guards.max_kl = {self.max_kl:g} for "
                 f"{self.patience} iterations in a row"
             )
         return None

@@ -124,6 +124,12 @@ class TrialProgram(Protocol):
         """Names of metrics it reports under ``base`` and the keys of a space; None where any name may come."""
         return None
 
+    def unmeasured(
+        self, base: Mapping[str, Any], params: Mapping[str, Any], metrics: Collection[str]
+    ) -> dict[str, str]:
+        """Those of ``metrics`` that such a trial never reports, each with why and the remedy, as a line's tail."""
+        return {}
+
     def iterations(self, base: Mapping[str, Any]) -> int | None:
         """Length of a full trial, or None where it is not known beforehand."""
         return None

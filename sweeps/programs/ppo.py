@@ -11,6 +11,7 @@ from typing import Any
 from rlhf_core.assets import problems, task_folder
 from rlhf_core.config import TrialConfig, apply, known_keys, resolve_trial
 from rlhf_core.config.fields import spelled
+from rlhf_core.config.measured import unmeasured
 from rlhf_core.config.overrides import flat
 from rlhf_core.errors import ConfigError
 from rlhf_core.metrics import IterationMetrics, names_under
@@ -91,6 +92,12 @@ class PPOProgram(TrialProgram):
         keys = [*flat(base), *space]
         named = (key.split(".")[2] for key in keys if key.startswith("reward.extra."))
         return names_under(dict.fromkeys(named))
+
+    def unmeasured(
+        self, base: Mapping[str, Any], params: Mapping[str, Any], metrics: Collection[str]
+    ) -> dict[str, str]:
+        config = trial_config(base, params)
+        return {name: why for name in metrics if (why := unmeasured(config, name))}
 
     def iterations(self, base: Mapping[str, Any]) -> int | None:
         return trial_config(base, {}).budget.iterations

@@ -162,6 +162,72 @@ def test_bad_input_is_refused_with_the_rule(values: dict[str, Any], rule: str) -
     assert rule in refusal({"base": "tiny", **values})
 
 
+@pytest.fixture
+def own(tmp_path: Path) -> dict[str, Any]:
+    """A problem that is wholly the user's own, without a held-out reward."""
+    (tmp_path / "prompts.txt").write_text("the plot is\n")
+    return {
+        "data": {"task": None, "prompts": str(tmp_path / "prompts.txt")},
+        "model": {"policy": "somebody/small"},
+        "reward": {"function": "sweep_helpers:brevity"},
+    }
+
+
+def test_an_objective_that_nobody_measures_is_refused(own: dict[str, Any]) -> None:
+    assert refusal({"base": own}) == (
+        "sweep: search.objective: 'eval/heldout' is not measured: data.task is null and no held-out reward is "
+        "named; name reward.heldout_model or reward.heldout_function, or use eval/weighted here"
+    )
+    load_sweep({"base": own, "search": {"objective": "eval/weighted"}})
+    own["reward"]["heldout_function"] = "sweep_helpers:brevity"
+    load_sweep({"base": own})
+
+
+def test_whatever_else_looks_at_an_unmeasured_metric_is_refused(own: dict[str, Any]) -> None:
+    weighted = {"search": {"objective": "eval/weighted"}}
+    for values, key in (
+        ({**weighted, "scheduler": {"metric": "reward/heldout"}}, "scheduler.metric"),
+        (
+            {"search": {**weighted["search"], "constraints": ["eval/heldout >= 0"]}},
+            "search.constraints[0]",
+        ),
+        (
+            {**weighted, "base": {**own, "checkpoint": {"every_iterations": 2}}},
+            "checkpoint.metric",
+        ),
+    ):
+        line = refusal({"base": own, **values})
+        assert f"{key}: " in line
+        assert "is not measured: data.task is null" in line
+
+
+NO_KL = {"extends": "tiny", "ppo": {"kl": {"coef": 0, "measure": False}}}
+
+
+@pytest.mark.parametrize(
+    ("values", "key"),
+    [
+        ({"search": {"constraints": ["eval/kl_response <= 20"]}}, "search.constraints[0]"),
+        ({"search": {"objective": "kl/token", "direction": "minimize"}}, "search.objective"),
+        ({"guards": {"max_kl": 40}}, "guards.max_kl"),
+        ({"scheduler": {"metric": "kl/response"}}, "scheduler.metric"),
+    ],
+)
+def test_a_kl_that_nobody_measures_decides_nothing(values: dict[str, Any], key: str) -> None:
+    line = refusal({"base": NO_KL, **values})
+    assert f"{key}: " in line
+    assert "is not measured with ppo.kl.measure false; change that" in line
+    load_sweep({"base": "tiny", **values})
+
+
+def test_one_corner_of_the_space_without_the_metric_is_enough() -> None:
+    space = {"ppo.advantage": {"choice": ["gae", "reinforce"]}}
+    objective = {"search": {"objective": "value/explained_variance"}}
+    line = refusal({"base": "tiny", "space": space, **objective})
+    assert "is not measured with ppo.advantage 'reinforce'" in line
+    load_sweep({"base": "tiny", **objective})
+
+
 def test_an_empty_prompt_file_is_refused(tmp_path: Path) -> None:
     prompts = tmp_path / "prompts.txt"
     prompts.write_text("\n\n")
@@ -262,10 +328,12 @@ def test_the_affinity_of_the_cluster_is_that_of_its_trials() -> None:
 
 
 def test_declared_node_types_are_planned_with() -> None:
-    small = {"rehearse": {"gpus": 0}}
-    assert Sweep.from_dict({"base": "tiny", "cluster": small}).plan().problems
     kind = {"name": "gpu", "cpus": 8, "gpus": 1, "memory_gb": 64, "max": 3}
-    plan = Sweep.from_dict({"base": "tiny", "cluster": {**small, "node_types": [kind]}}).plan()
+    cluster = {"address": "auto", "node_types": [kind]}
+    nodes = [Node("node 0", 16.0, 0.0, 256.0)]
+    alone = {"base": "tiny", "cluster": {"address": "auto"}}
+    assert Sweep.from_dict(alone).plan(nodes).problems
+    plan = Sweep.from_dict({**alone, "cluster": cluster}).plan(nodes)
     assert plan.problems == []
     assert plan.shapes[0].at_once == 3
     assert [node.name for node in plan.nodes] == [
@@ -274,9 +342,21 @@ def test_declared_node_types_are_planned_with() -> None:
         "gpu (new 1)",
         "gpu (new 2)",
     ]
-    wrong = {"name": "gpu", "gpus": 1}
-    line = refusal({"base": "tiny", "cluster": {"node_types": [wrong]}})
-    assert "cluster.node_types.0.cpus" in line
+    wrong = {"address": "auto", "node_types": [{"name": "gpu", "gpus": 1}]}
+    assert "cluster.node_types.0.cpus" in refusal({"base": "tiny", "cluster": wrong})
+
+
+@pytest.mark.parametrize("where", [{}, {"rehearse": {"nodes": 2}}])
+@pytest.mark.parametrize(
+    "asked", [{"prewarm": True}, {"node_types": [{"cpus": 8, "memory_gb": 64}]}]
+)
+def test_nothing_adds_nodes_to_a_ray_of_the_sweeps_own(
+    where: dict[str, Any], asked: dict[str, Any]
+) -> None:
+    line = refusal({"base": "tiny", "cluster": {**where, **asked}})
+    assert f"cluster.{next(iter(asked))} belongs to a cluster whose autoscaler adds nodes" in line
+    assert "or name cluster.address" in line
+    assert len(line.splitlines()) == 1
 
 
 def test_a_store_that_is_too_small_is_told(builtin_task: Path) -> None:
