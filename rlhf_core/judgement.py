@@ -1,6 +1,6 @@
 """The last judgement: a trained policy against the one it started from.
 
-On prompts and with a seed that are used for nothing else.
+On test prompts and with a seed of its own; whether the prompts were trained on is counted.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ class Judgement:
     Attributes:
         metric: ``heldout``, or ``proxy`` where the trial has no held-out reward.
         prompts: How many test prompts.
+        trained_on: How many of them are among the training prompts.
         before, after: Mean reward of the first and of the final policy.
         gain: after - before.
         stderr: Standard error of the gain, paired by prompt.
@@ -46,6 +47,7 @@ class Judgement:
 
     metric: str
     prompts: int
+    trained_on: int
     before: float
     after: float
     gain: float
@@ -89,9 +91,10 @@ def judge(config: TrialConfig, store: Store, prompts: int = 256, seed: int = SEE
         if not trial.restore():
             raise CheckpointError(f"judgement: there is no checkpoint in {store.uri}")
         after = _answer(trial, prompts, seed)
+        trained = {prompt.tokens for prompt in trial.train_prompts.prompts}
     finally:
         trial.close()
-    return _compare(fused, before, after)
+    return _compare(fused, before, after, sum(p.tokens in trained for p in before.prompts))
 
 
 def _answer(trial: PPOTrial, count: int, seed: int) -> Scored:
@@ -104,7 +107,7 @@ def _answer(trial: PPOTrial, count: int, seed: int) -> Scored:
     return sample_and_score(trial.groups, chunks, CallContext("judgement"), config, trial.pad_id)
 
 
-def _compare(config: TrialConfig, before: Scored, after: Scored) -> Judgement:
+def _compare(config: TrialConfig, before: Scored, after: Scored, trained_on: int) -> Judgement:
     tokenizer = load_tokenizer(resolve(config).policy)
     first, last = _measured(before), _measured(after)
     gain_B = last - first
@@ -120,6 +123,7 @@ def _compare(config: TrialConfig, before: Scored, after: Scored) -> Judgement:
     return Judgement(
         metric="heldout" if before.scores.heldout_B is not None else "proxy",
         prompts=len(before.prompts),
+        trained_on=trained_on,
         before=float(first.mean()),
         after=float(last.mean()),
         gain=float(gain_B.mean()),

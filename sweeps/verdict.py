@@ -22,10 +22,17 @@ _MEASURES = {"heldout": "held-out", "proxy": "optimised"}
 
 def conditions_line(judgement: Mapping[str, Any]) -> str:
     """At what cost and on what it was measured."""
-    return (
-        f"on {judgement['prompts']} prompts never trained on, at a KL of "
-        f"{judgement['kl_response']:.1f} nats/response"
-    )
+    return f"on {_prompts(judgement)}, at a KL of {judgement['kl_response']:.1f} nats/response"
+
+
+def _prompts(judgement: Mapping[str, Any]) -> str:
+    """How many prompts, and what of them was trained on; a record that does not tell says nothing of it."""
+    count, trained_on = judgement["prompts"], judgement.get("trained_on")
+    if trained_on is None:
+        return f"{count} test prompts"
+    if trained_on == 0:
+        return f"{count} prompts never trained on"
+    return f"{count} prompts, {'all' if trained_on == count else trained_on} of them trained on"
 
 
 def sample_lines(judgement: Mapping[str, Any], count: int = SAMPLES) -> list[str]:

@@ -96,8 +96,13 @@ def _judged(sweep: Sweep, best: str) -> str:
     if not all(isinstance(value, int | float) for value in known):
         return ""
     before, after, gain, error, prompts = known
+    trained_on = judged.get("trained_on")
+    which = {None: "test prompts", 0: "prompts never trained on"}.get(
+        trained_on, f"prompts, {trained_on} of them trained on"
+    )
+    reward = "optimised" if judged.get("metric") == "proxy" else "held-out"
     return (
-        f"On {prompts} prompts never trained on, its held-out reward went from {number(before)} to "
+        f"On {prompts} {which}, its {reward} reward went from {number(before)} to "
         f"{number(after)}, a gain of {number(gain)} ± {number(error, 2)} (standard error)."
     )
 

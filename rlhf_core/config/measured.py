@@ -26,7 +26,7 @@ OF_HELDOUT = {
 
 
 def unmeasured(config: TrialConfig, name: str) -> str | None:
-    """Why a trial never reports the metric ``name``, with the remedy, as the tail of a line; None where it does."""
+    """Why a trial never reports the metric ``name``, and the remedy, as a line's tail; None where it does."""
     reward = config.reward
     named = reward.heldout_model or reward.heldout_function or config.data.task
     if name in OF_HELDOUT and not named:

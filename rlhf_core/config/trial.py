@@ -48,10 +48,12 @@ class DataConfig(Group):
         "Training prompts: .txt (one a line) or .jsonl with a 'prompt'; null takes the task's.",
     )
     eval_prompts: str | None = option(
-        None, "Prompts for evaluation, never trained on; null takes the task's."
+        None,
+        "Prompts for evaluation; null takes the task's, or `data.prompts` where there is no task.",
     )
     test_prompts: str | None = option(
-        None, "Prompts for the final judgement only; null takes the task's."
+        None,
+        "Prompts for the last judgement; null takes the task's, or `data.prompts` where there is no task.",
     )
     max_prompt_tokens: int = option(
         64, "Longer prompts lose their beginning.", unit="tokens", ge=1, le=131072
@@ -197,7 +199,7 @@ class TrialConfig(Group):
     resources: ResourcesConfig = group(ResourcesConfig, "Where the roles run.")
     checkpoint: CheckpointConfig = group(CheckpointConfig, "When state is saved.")
     budget: BudgetConfig = group(BudgetConfig, "When the trial ends.")
-    eval: EvalConfig = group(EvalConfig, "Evaluation on prompts that are never trained on.")
+    eval: EvalConfig = group(EvalConfig, "Evaluation, on `data.eval_prompts`.")
     seed: int = option(0, "Seed of prompt order, sampling and minibatch order.", ge=0)
 
     @property

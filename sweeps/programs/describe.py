@@ -35,6 +35,27 @@ def measured_by(config: TrialConfig, objective: str) -> list[str]:
     ]
 
 
+def measured_on(config: TrialConfig) -> list[str]:
+    """Where what is measured is measured on the training prompts: one line; else none."""
+    data = config.data
+    if data.prompts is None:
+        return []
+    # Without a task the user's own prompts serve every split that is not named.
+    fallback = data.prompts if data.task is None else None
+    files = {
+        "eval/*": ("data.eval_prompts", data.eval_prompts or fallback),
+        "the last judgement": ("data.test_prompts", data.test_prompts or fallback),
+    }
+    same = {what: key for what, (key, file) in files.items() if file == data.prompts}
+    if not same:
+        return []
+    return [
+        f"{' and '.join(same)} {'is' if len(same) == 1 else 'are'} measured on the training prompts "
+        f"{data.prompts}, which says nothing about others; name {' and '.join(same.values())} for prompts that "
+        "are not trained on"
+    ]
+
+
 def differences_as_yaml(config: TrialConfig) -> str:
     """Every option that differs from its default, as YAML that reads back to an equal configuration."""
     changed = config.model_dump(mode="json", exclude_defaults=True)

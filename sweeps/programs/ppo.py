@@ -22,7 +22,7 @@ from rlhf_core.store import Store
 from rlhf_core.tasks.folder import finished_or_absent
 from rlhf_core.tasks.recipe import Progress
 from sweeps.programs.base import TrialContext, TrialProgram
-from sweeps.programs.describe import differences_as_yaml, measured_by
+from sweeps.programs.describe import differences_as_yaml, measured_by, measured_on
 
 PATH_KEYS = (
     "data.task",
@@ -105,7 +105,8 @@ class PPOProgram(TrialProgram):
     def notes(
         self, base: Mapping[str, Any], params: Mapping[str, Any], objective: str
     ) -> list[str]:
-        return measured_by(trial_config(base, params), objective)
+        config = trial_config(base, params)
+        return [*measured_by(config, objective), *measured_on(config)]
 
     def judge(
         self, config: Mapping[str, Any], store: Store, selection: Mapping[str, Any]

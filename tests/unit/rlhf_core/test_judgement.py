@@ -49,6 +49,8 @@ def test_a_trained_policy_is_judged_by_the_heldout_reward_paired(zoo: Zoo, tmp_p
     judged = judge(config, store, prompts=1000)
     # No prompt is asked twice.
     assert judged.prompts == 28
+    # No file of test prompts was named, so that of the training prompts is used.
+    assert judged.trained_on == 28
     assert judged.metric == "heldout"
     assert judged.gain == pytest.approx(judged.after - judged.before, abs=1e-6)
     assert (judged.proxy_before, judged.proxy_after) == pytest.approx((judged.before, judged.after))
@@ -58,6 +60,17 @@ def test_a_trained_policy_is_judged_by_the_heldout_reward_paired(zoo: Zoo, tmp_p
     assert judged == judge(config, store, prompts=1000)
     assert judged.as_dict()["standard_errors"] == judged.standard_errors
     assert len(judged.samples) == 8
+
+
+def test_prompts_that_were_trained_on_are_counted(zoo: Zoo, tmp_path: Path) -> None:
+    trained = Path(zoo.prompts).read_text("utf-8").splitlines()
+    config = trial_config(zoo, budget__iterations=1)
+    file = tmp_path / "test.txt"
+    file.write_text("\n".join([*trained[:3], *(f"{line} {line}" for line in trained[3:])]))
+    data = config.data.model_copy(update={"test_prompts": str(file)})
+    config, store = config.model_copy(update={"data": data}), LocalStore(tmp_path / "trial")
+    _train(config, store)
+    assert judge(config, store, prompts=1000).trained_on == 3
 
 
 def test_a_split_trial_is_judged_in_this_process(zoo: Zoo, tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from rlhf_core.config import apply, load_trial, resolve_trial
 from rlhf_core.config.io import preset_names
-from sweeps.programs.describe import differences_as_yaml, measured_by
+from sweeps.programs.describe import differences_as_yaml, measured_by, measured_on
 from sweeps.programs.ppo import PPOProgram
 
 OWN = {"reward.function": "sweep_helpers:brevity"}
@@ -40,6 +40,21 @@ def test_another_objective_leaves_only_the_last_judgement() -> None:
 def test_nothing_is_said_where_nothing_is_mixed() -> None:
     assert measured_by(resolve_trial("tiny", "tiny"), "eval/heldout") == []
     assert notes(**{"reward.heldout_function": "sweep_helpers:brevity"}) == []
+
+
+def test_what_is_measured_on_training_prompts_is_said() -> None:
+    alone = {"data.task": None, "data.prompts": "mine.txt"}
+    tiny = resolve_trial("tiny", "tiny")
+    (line,) = measured_on(apply(tiny, alone))
+    assert line.startswith(
+        "eval/* and the last judgement are measured on the training prompts mine.txt"
+    )
+    assert "name data.eval_prompts and data.test_prompts" in line
+    (line,) = measured_on(apply(tiny, {**alone, "data.eval_prompts": "eval.txt"}))
+    assert line.startswith("the last judgement is measured on the training prompts mine.txt")
+    assert measured_on(tiny) == measured_on(apply(tiny, {"data.prompts": "mine.txt"})) == []
+    (line,) = measured_on(apply(tiny, {"data.prompts": "a.txt", "data.test_prompts": "a.txt"}))
+    assert "name data.test_prompts" in line
 
 
 @pytest.mark.parametrize("preset", preset_names())

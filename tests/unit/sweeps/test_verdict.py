@@ -6,7 +6,7 @@ from sweeps.verdict import conditions_line, sample_lines, verdict_line
 
 JUDGEMENT: dict[str, Any] = {
     "metric": "heldout", "before": -10.105, "after": 100.703, "gain": 110.807, "stderr": 0.028,
-    "standard_errors": 2870.1, "kl_response": 6.1, "prompts": 256,
+    "standard_errors": 2870.1, "kl_response": 6.1, "prompts": 256, "trained_on": 0,
     "samples": [["a film", " is\nbad.", ""], ["b", "c", "d"], ["e", "f", "g"]],
 }  # fmt: skip
 
@@ -17,6 +17,13 @@ def test_the_judgement_is_two_lines_that_fit_and_two_samples() -> None:
     assert "held-out reward -10.105 -> 100.703" in lines[0]
     assert "2870.1 standard errors" in lines[0]
     assert "256 prompts never trained on" in lines[1]
+    for trained_on, words in (
+        (256, "256 prompts, all of them trained on"),
+        (3, "256 prompts, 3 of them trained on"),
+        (None, "256 test prompts"),
+    ):
+        line = conditions_line({**JUDGEMENT, "trained_on": trained_on})
+        assert line.startswith(f"on {words}, at a KL of")
     assert sample_lines(JUDGEMENT) == [
         "prompt  a film", "before  is bad.", "after   (nothing)",
         "prompt  b", "before  c", "after   d",
