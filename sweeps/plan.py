@@ -6,12 +6,13 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rlhf_core.runtime.object_store import VERSIONS, StoreNeed
+from rlhf_core.runtime.object_store import StoreNeed
 from rlhf_core.runtime.placement import (
     GB,
     Node,
     PlacementPlan,
     assign,
+    scarce,
     shortfall,
     stranded_gpus,
     trials_at_once,
@@ -30,6 +31,7 @@ class Shape:
         place: The node of each bundle where such a trial comes first, or None where it fits nowhere.
         at_once: Trials of this shape that the nodes hold together.
         stranded: GPUs left over then.
+        scarce: What runs out then, in words; empty where it is a rule.
         shortfall: Why it fits nowhere, or None.
     """
 
@@ -38,6 +40,7 @@ class Shape:
     place: tuple[int, ...] | None
     at_once: int
     stranded: float
+    scarce: tuple[str, ...]
     shortfall: str | None
 
 
@@ -57,7 +60,7 @@ class SweepPlan:
 
     Attributes:
         shapes: Every placement found at the corners of the space.
-        max_concurrent: Trials that will run at the same time.
+        max_concurrent: Trials that will run at the same time; 0 where none fits.
         limit: Why no more of them, in words.
         trials: Trials asked for.
         iterations: Budget of a trial, or None where the program has none.
@@ -93,6 +96,8 @@ def plan_sweep(loaded: Loaded, nodes: Sequence[Node]) -> SweepPlan:
     services, rest = _services(loaded, nodes)
     shapes = tuple(_shapes(loaded, rest))
     at_once, limit = _concurrency(loaded, shapes, sum(len(s.plan.workers) for s in services))
+    if any(service.shortfall for service in services):
+        at_once, limit = 0, "a shared role fits nowhere"
     return SweepPlan(
         shapes=shapes,
         max_concurrent=at_once,
@@ -113,9 +118,9 @@ def spill_note(plan: SweepPlan) -> str | None:
         return None
     return (
         f"object store: {small.name} has {small.store_gb:.2g} GB, but {plan.max_concurrent} trials at once can "
-        f"need {plan.store_gb:.2g} GB there ({VERSIONS} weight versions of {plan.store.weights / GB:.2g} GB and a "
-        f"batch of {plan.store.batch / GB:.2g} GB each, with a margin): older weights would spill to disk; start "
-        "Ray with a larger --object-store-memory, or lower search.max_concurrent"
+        f"need {plan.store_gb:.2g} GB there ({plan.store.versions} weight versions of "
+        f"{plan.store.weights / GB:.2g} GB and batches of {(plan.store.batch + plan.store.ahead) / GB:.2g} GB "
+        "each, with a margin): older weights would spill to disk; start Ray with a larger --object-store-memory, or lower search.max_concurrent"
     )
 
 
@@ -139,9 +144,14 @@ def _shapes(loaded: Loaded, nodes: Sequence[Node]) -> list[Shape]:
         params = {k: v for k, v in point.items() if k.startswith("resources.")}
         lack = shortfall(plan, nodes)
         place = None if lack else assign(plan, nodes)
-        at_once = 0 if lack else trials_at_once(plan, nodes)
         seen[plan] = Shape(
-            params, plan, tuple(place) if place else None, at_once, stranded_gpus(plan, nodes), lack
+            params,
+            plan,
+            tuple(place) if place else None,
+            at_once=0 if lack else trials_at_once(plan, nodes),
+            stranded=0.0 if lack else stranded_gpus(plan, nodes),
+            scarce=() if lack else scarce(plan, nodes),
+            shortfall=lack,
         )
     return sorted(seen.values(), key=_order)
 
@@ -156,12 +166,22 @@ def _order(shape: Shape) -> list[tuple[str, bool, float, str]]:
     ]
 
 
+def runs_out(shape: Shape) -> str:
+    """``CPUs run out``, ``CPUs and memory run out``."""
+    words = [unit.removeprefix("GB ") for unit in shape.scarce]
+    return f"{' and '.join(words)} run{'s' if words == ['memory'] else ''} out"
+
+
 def _concurrency(loaded: Loaded, shapes: Sequence[Shape], replicas: int) -> tuple[int, str]:
     """How many trials run at once beside the replicas of services, and what sets that number."""
     trials, asked = loaded.config.search.trials, loaded.config.search.max_concurrent
+    widest = max(shapes, key=lambda shape: shape.at_once)
+    if widest.shortfall is not None:
+        return 0, "the nodes hold none"
+    scarcity = f", {runs_out(widest)}" if widest.scarce else ""
     limits = [
         (trials, "there are no more"),
-        (max((shape.at_once for shape in shapes), default=1), "the nodes hold no more"),
+        (widest.at_once, f"the nodes hold no more{scarcity}"),
     ]
     if asked is not None:
         limits.append((asked, f"search.max_concurrent is {asked}"))

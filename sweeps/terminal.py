@@ -24,11 +24,11 @@ def make_console() -> Console:
 
 
 def print_notes(console: Console, notes: Iterable[str]) -> None:
-    """Notes, a paragraph each."""
+    """Notes, a paragraph each; without a terminal a line each."""
     from rich.markup import escape
 
     for note in notes:
-        console.print(f"[yellow]note:[/yellow] {escape(note)}")
+        console.print(f"[yellow]note:[/yellow] {escape(note)}", soft_wrap=not console.is_terminal)
 
 
 def print_judgement(console: Console, trial: str, judgement: Mapping[str, Any]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from rlhf_core.assets import BUILTIN
@@ -12,8 +13,10 @@ from rlhf_core.tasks.folder import TaskFolder
 
 # A version is read while the next one is written.
 VERSIONS = 2
-# Tokens, mask, log-probabilities of three models, values, advantages, returns; sampled, scored and trained on.
-BYTES_PER_TOKEN = 3 * 48
+# Tokens, mask, log-probabilities of three models, values, advantages, returns.
+BYTES_PER_TOKEN = 48
+# A batch lies there as it was sampled, as it is scored and as it is trained on.
+STAGES = 3
 MARGIN = 1.3
 ITEM_BYTES = {"float32": 4, "bfloat16": 2}
 
@@ -25,15 +28,19 @@ class StoreNeed:
     Attributes:
         weights: Of one weight version.
         batch: Of one rollout batch on its way through the roles.
+        versions: Weight versions at the same time.
+        ahead: Of the batches that are sampled ahead and wait for the learner.
     """
 
     weights: int
     batch: int
+    versions: int = VERSIONS
+    ahead: int = 0
 
     @property
     def total(self) -> float:
-        """With all versions and a margin."""
-        return MARGIN * (VERSIONS * self.weights + self.batch)
+        """With all versions and batches, and a margin."""
+        return MARGIN * (self.versions * self.weights + self.batch + self.ahead)
 
 
 def store_need(config: TrialConfig) -> StoreNeed | None:
@@ -46,7 +53,17 @@ def store_need(config: TrialConfig) -> StoreNeed | None:
         return None
     length = config.data.max_prompt_tokens + config.rollout.max_new_tokens
     batch = config.episodes_per_iteration * length * BYTES_PER_TOKEN
-    return StoreNeed(count * ITEM_BYTES[config.model.dtype], batch)
+    return StoreNeed(
+        count * ITEM_BYTES[config.model.dtype],
+        STAGES * batch,
+        _versions(config),
+        config.batches_ahead * batch,
+    )
+
+
+def _versions(config: TrialConfig) -> int:
+    """A batch that waits to be sampled holds its version, and the learner has published one more."""
+    return max(VERSIONS, 1 + math.ceil(config.batches_ahead / config.sync_interval))
 
 
 def _policy(config: TrialConfig) -> str | None:

@@ -6,7 +6,6 @@ import argparse
 from typing import TYPE_CHECKING, Any
 
 from rlhf_core.errors import ConfigError
-from rlhf_core.runtime.object_store import VERSIONS
 from sweeps.commands.overrides import add_set_option, parse_overrides
 from sweeps.picture import amount, draw_trial, numbered, planned, with_services
 from sweeps.terminal import make_console, print_notes
@@ -37,7 +36,8 @@ def run(args: argparse.Namespace) -> int:
     rehearsed = " (logical GPUs)" if config.cluster.rehearse else ""
     console.print(
         f"[bold]{config.name}[/bold]: {plan.trials} trials of "
-        f"{plan.iterations or '?'} iterations, {plan.max_concurrent} at a time{rehearsed}: {plan.limit}"
+        f"{plan.iterations or '?'} iterations, {plan.max_concurrent} at a time{rehearsed}: {plan.limit}",
+        soft_wrap=not console.is_terminal,
     )
     print_notes(console, [*sweep.notes(), *filter(None, [spill_note(plan)])])
     for shape in plan.shapes:
@@ -45,7 +45,8 @@ def run(args: argparse.Namespace) -> int:
             console.print(Text(line), soft_wrap=True)
     for service in plan.services:
         console.print(Text(_service_line(service)), soft_wrap=True)
-    console.print(Text(_store_line(plan)), soft_wrap=True)
+    if plan.max_concurrent:
+        console.print(Text(_store_line(plan)), soft_wrap=True)
     for problem in plan.problems:
         console.print(f"[red]{problem}[/red]", soft_wrap=True)
     return 2 if plan.problems else 0
@@ -93,19 +94,32 @@ def _store_line(plan: SweepPlan) -> str:
         return "object store: what trials need is known once their policy is built or downloaded"
     if not plan.store.total:
         return "object store: trials keep nothing in it"
-    weights, batch = plan.store.weights / 1e6, plan.store.batch / 1e6
+    weights, batch, ahead = (
+        size / 1e6 for size in (plan.store.weights, plan.store.batch, plan.store.ahead)
+    )
+    parts = [
+        f"{plan.store.versions} weight versions of {weights:,.1f} MB",
+        f"a batch of {batch:,.1f} MB",
+    ]
+    parts += [f"{ahead:,.1f} MB of batches sampled ahead"] if ahead else []
     return (
         f"object store: {plan.store_gb * 1e3:,.0f} MB a node for {amount(plan.max_concurrent, 'trial')} at once: "
-        f"each {VERSIONS} weight versions of {weights:,.1f} MB and a batch of {batch:,.1f} MB, with a margin"
+        f"each {', '.join(parts[:-1])} and {parts[-1]}, with a margin"
     )
 
 
 def _shape_line(shape: Shape) -> str:
+    from sweeps.plan import runs_out
+
     total = shape.plan.total
     line = (
         f"  sum {amount(total('cpus'), 'CPU')}, {amount(total('gpus'), 'GPU')}, "
-        f"{total('memory_gb'):g} GB; the nodes hold {shape.at_once} at once"
+        f"{total('memory_gb'):g} GB"
     )
+    if shape.shortfall is not None:
+        return line + "\n"
+    line += f"; the nodes hold {shape.at_once} at once"
+    line += f" ({runs_out(shape)})" if shape.scarce else ""
     if shape.stranded:
         stays = "stays" if shape.stranded == 1 else "stay"
         line += f", {amount(shape.stranded, 'GPU')} {stays} unused then"

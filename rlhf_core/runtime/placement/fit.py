@@ -8,6 +8,8 @@ from dataclasses import dataclass, field, replace
 from rlhf_core.runtime.placement.plan import AFFINITY_LABELS, Bundle, Label, PlacementPlan, matches
 
 GIVE_UP = 20_000
+ENOUGH = 1e9
+FIXED = {"CPUs": "cpus", "GPUs": "gpus", "GB memory": "memory_gb"}
 # Nodes of a declared type bear this label, whose value is the type's name.
 TYPE_LABEL = "ray.io/node-group"
 Room = tuple[int, ...]
@@ -298,6 +300,46 @@ def placed_together(
         for bundle, node in zip(plan.bundles, place, strict=True):
             free[node] = free[node].without(bundle)
     return places
+
+
+def scarce(plan: PlacementPlan, nodes: Sequence[Node]) -> tuple[str, ...]:
+    """Units that run out when the nodes hold as many equal trials as they can; none where a rule is in the way.
+
+    They are those of which more, of each alone or else of all together, would let another trial in.
+    """
+    free = _after(plan, nodes)
+    units = [unit for unit in _totals(plan) if _totals(plan)[unit] > 0]
+    alone = tuple(u for u in units if assign(plan, _boundless(free, [u])) is not None)
+    if alone or assign(plan, _boundless(free, units)) is None:
+        return alone
+    return tuple(
+        u for u in units if assign(plan, _boundless(free, [v for v in units if v != u])) is None
+    )
+
+
+def _after(plan: PlacementPlan, nodes: Sequence[Node]) -> list[Node]:
+    """What as many equal trials as fit leave of the nodes."""
+    free = list(nodes)
+    for place in placed_together(plan, nodes):
+        for bundle, node in zip(plan.bundles, place, strict=True):
+            free[node] = free[node].without(bundle)
+    return free
+
+
+def _totals(plan: PlacementPlan) -> dict[str, float]:
+    """The amounts of all bundles together, by unit."""
+    sums: dict[str, float] = {}
+    for bundle in plan.bundles:
+        for unit, amount in bundle.amounts().items():
+            sums[unit] = sums.get(unit, 0.0) + amount
+    return sums
+
+
+def _boundless(nodes: Sequence[Node], units: Sequence[str]) -> list[Node]:
+    """The nodes with more of the units than any trial needs."""
+    fixed = {FIXED[unit]: ENOUGH for unit in units if unit in FIXED}
+    custom = {unit: ENOUGH for unit in units if unit not in FIXED}
+    return [replace(node, **fixed, custom={**node.custom, **custom}) for node in nodes]
 
 
 def stranded_gpus(plan: PlacementPlan, nodes: Sequence[Node]) -> float:

@@ -50,7 +50,33 @@ def test_plan_says_what_fits_and_exits_2_where_nothing_does(
     assert "2 trials of 4 iterations" in out
     assert "sum 20.1 CPUs, 5 GPUs, 160 GB" in out
     assert main(["plan", "rehearsal", "--set", "cluster.rehearse.gpus=0"]) == 2
-    assert "no node can hold bundle" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "no node can hold bundle" in out
+    assert "0 at a time (logical GPUs): " in out.splitlines()[0]
+    assert "at once" not in out
+    assert "unused" not in out
+
+
+def test_a_line_of_plan_is_one_line_in_a_pipe(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own = ["--set", "base.reward.function=sweep_helpers:brevity"]
+    long = ["--set", f"name={'n' * 60}", "--set", "cluster.rehearse.gpus=0"]
+    assert main(["plan", "quickstart", *own, *long]) == 2
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].endswith("0 at a time (logical GPUs): the nodes hold none")
+    assert lines[1].startswith("note: objective eval/heldout")
+    assert lines[1].endswith("for prompts of your own")
+
+
+def test_plan_counts_what_is_sampled_ahead(
+    builtin_task: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    mode = ["--set", "base.sync.mode=async", "--set", "base.sync.max_staleness=3"]
+    assert main(["plan", "rehearsal", *mode, "--set", "space={}", "--set", "search.points=[]"]) == 0
+    out = capsys.readouterr().out
+    assert "each 4 weight versions of" in out
+    assert "MB of batches sampled ahead, with a margin" in out
 
 
 def test_plan_says_why_no_more_run_and_orders_shapes_by_their_parameter(

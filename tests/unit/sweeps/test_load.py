@@ -294,6 +294,14 @@ def test_the_plan_counts_what_fits_and_what_is_stranded() -> None:
     # One node of 16 CPUs and 4 GPUs: 8 CPUs for one GPU leave two GPUs without CPUs.
     assert (by_ratio[4].at_once, by_ratio[4].stranded) == (4, 0)
     assert (by_ratio[8].at_once, by_ratio[8].stranded) == (2, 2)
+    assert by_ratio[8].scarce == ("CPUs",)
+    assert plan_limit(8.0) == "the nodes hold no more, CPUs run out"
+    assert plan_limit(4.0) == "the nodes hold no more, CPUs and GPUs run out"
+
+
+def plan_limit(cpus_per_gpu: float) -> str:
+    values = {"base.resources.cpus_per_gpu": cpus_per_gpu, "space": {}, "search.points": []}
+    return Sweep.from_yaml("quickstart", {**values, "search.max_concurrent": 9}).plan().limit
 
 
 def test_relative_paths_become_absolute_because_workers_live_elsewhere(

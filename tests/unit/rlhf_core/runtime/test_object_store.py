@@ -10,7 +10,7 @@ from tiny_rollouts import trial_config
 
 from rlhf_core.config import TrialConfig, apply
 from rlhf_core.models.size import parameters_of
-from rlhf_core.runtime.object_store import MARGIN, VERSIONS, store_need
+from rlhf_core.runtime.object_store import MARGIN, STAGES, VERSIONS, store_need
 
 
 def test_one_process_keeps_nothing(zoo: Zoo) -> None:
@@ -30,6 +30,22 @@ def test_a_trial_of_several_processes_keeps_two_versions_and_a_batch(zoo: Zoo) -
     assert half is not None
     assert half.weights * 2 == need.weights
     assert half.batch * 2 == need.batch
+
+
+def test_batches_that_are_sampled_ahead_lie_there_too(zoo: Zoo) -> None:
+    config = trial_config(zoo, resources__layout="split")
+    sync = store_need(config)
+    assert sync is not None
+    assert (sync.versions, sync.ahead) == (VERSIONS, 0)
+    for staleness, interval, versions in ((1, 1, 2), (3, 1, 4), (4, 2, 3)):
+        changed = {"mode": "async", "max_staleness": staleness, "interval": interval}
+        config = apply(config, {f"sync.{key}": value for key, value in changed.items()})
+        need = store_need(config)
+        assert need is not None
+        assert need.versions == versions
+        # What waits is only sampled; it is not scored and trained on as well.
+        assert need.ahead * STAGES == config.batches_ahead * need.batch > 0
+        assert need.total == MARGIN * (versions * need.weights + need.batch + need.ahead)
 
 
 def test_nothing_is_built_or_downloaded_to_find_out(

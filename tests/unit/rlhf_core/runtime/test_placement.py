@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -23,6 +24,7 @@ from rlhf_core.runtime.placement import (
     group_request,
     plan_placement,
     plan_trial,
+    scarce,
     shortfall,
     stranded_gpus,
     trials_at_once,
@@ -263,6 +265,31 @@ def test_assign_never_overbooks_and_agrees_with_brute_force(
         assert _allowed(plan, nodes, found.place)
     elif find_shortfall(plan, nodes) is None:
         raise AssertionError("a plan that fits nowhere is not refused")
+
+
+@pytest.mark.parametrize(
+    ("rooms", "units"),
+    [
+        ([(3, 9, 99)], ("CPUs",)),
+        ([(9, 3, 99)], ("GPUs",)),
+        ([(9, 9, 25)], ("GB memory",)),
+        ([(3, 3, 99)], ("CPUs", "GPUs")),
+        # Either would do: one node lacks the one, the other the other.
+        ([(3, 9, 99), (9, 3, 99)], ("CPUs", "GPUs")),
+    ],
+)
+def test_what_runs_out_is_named(
+    rooms: list[tuple[float, float, float]], units: tuple[str, ...]
+) -> None:
+    nodes = [_node(*room, f"n{i}") for i, room in enumerate(rooms)]
+    assert scarce(_bundles((2, 2, 10)), nodes) == units
+
+
+def test_where_a_rule_is_in_the_way_nothing_runs_out() -> None:
+    plan = PlacementPlan("split", "STRICT_SPREAD", (Bundle("a", 1, 0, 0), Bundle("b", 1, 0, 0)), ())
+    assert scarce(plan, [_node(1.5, 0, 0, "a"), _node(1.5, 0, 0, "b")]) == ("CPUs",)
+    labelled = replace(plan, bundles=(Bundle("a", 1, 0, 0, labels=(("zone", "a"),)),))
+    assert scarce(labelled, [_node(64, 8, 500)]) == ()
 
 
 def test_more_bundles_than_python_has_frames_are_placed() -> None:
