@@ -114,13 +114,14 @@ def spill_note(plan: SweepPlan) -> str | None:
     """Which node's object store is too small for the trials, in a line, or None."""
     known = [node for node in plan.nodes if node.store_gb]
     small = min(known, key=lambda node: node.store_gb, default=None)
-    if plan.store is None or small is None or plan.store_gb <= small.store_gb:
+    need = plan.store
+    if need is None or small is None or plan.store_gb <= small.store_gb:
         return None
     return (
         f"object store: {small.name} has {small.store_gb:.2g} GB, but {plan.max_concurrent} trials at once can "
-        f"need {plan.store_gb:.2g} GB there ({plan.store.versions} weight versions of "
-        f"{plan.store.weights / GB:.2g} GB and batches of {(plan.store.batch + plan.store.ahead) / GB:.2g} GB "
-        "each, with a margin): older weights would spill to disk; start Ray with a larger --object-store-memory, or lower search.max_concurrent"
+        f"need {plan.store_gb:.2g} GB there ({need.versions} weight versions of {need.weights / GB:.2g} GB and "
+        f"batches of {(need.batch + need.ahead) / GB:.2g} GB each, with a margin): older weights would spill to "
+        "disk; start Ray with a larger --object-store-memory, or lower search.max_concurrent"
     )
 
 

@@ -6,12 +6,12 @@ import argparse
 from typing import TYPE_CHECKING, Any
 
 from rlhf_core.errors import ConfigError
+from rlhf_core.runtime.placement import in_words
 from sweeps.commands.overrides import add_set_option, parse_overrides
 from sweeps.picture import amount, draw_trial, numbered, planned, with_services
 from sweeps.terminal import make_console, print_notes
 
 if TYPE_CHECKING:
-    from rlhf_core.runtime.placement import Bundle
     from sweeps.plan import ServiceShape, Shape, SweepPlan
     from sweeps.sweep import Sweep
 
@@ -71,12 +71,11 @@ def _picture(shape: Shape, plan: SweepPlan) -> list[str]:
         services = [planned(s.plan, s.place) for s in plan.services if s.place is not None]
         record = with_services(planned(shape.plan, shape.place), services)
         return [title, *draw_trial("", record, numbered(plan.nodes))]
-    bundles = [f"  bundle {i}  {b.owner}: {_needs(b)}" for i, b in enumerate(shape.plan.bundles)]
+    bundles = [
+        f"  bundle {i}  {b.owner}: {in_words(b.amounts())}"
+        for i, b in enumerate(shape.plan.bundles)
+    ]
     return [title, f"layout {shape.plan.layout}, {shape.plan.strategy}, fits nowhere", *bundles]
-
-
-def _needs(bundle: Bundle) -> str:
-    return ", ".join(f"{value:g} {unit}" for unit, value in bundle.amounts().items() if value)
 
 
 def _service_line(service: ServiceShape) -> str:

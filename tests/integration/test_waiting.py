@@ -64,8 +64,8 @@ def test_a_lost_node_ends_its_trials_only(
     assert sweep.warnings == ()
     assert sweep.trials["outcome"].tolist() == ["completed", "infeasible", "completed"]
     reason = sweep.trials.loc["t0001", "reason"]
-    assert "no node can hold bundle 0 (script: 1 CPUs, 1 GPUs)" in reason
-    assert "lacks 1 GPUs" in reason
+    assert "no node can hold bundle 0 (script: 1 CPU, 1 GPU)" in reason
+    assert "lacks 1 GPU" in reason
     lines = [json.loads(line) for line in (out / "trials.jsonl").read_text().splitlines()]
     steps = [(line["trial"], line["state"]) for line in lines]
     assert ("t0001", "waiting") in steps

@@ -23,6 +23,7 @@ from rlhf_core.runtime.placement.plan import (
     WorkerPlace,
     bundle_resources,
     group_request,
+    in_words,
 )
 from rlhf_core.runtime.placement.refusal import Shortfall, find_shortfall, shortfall
 
@@ -40,6 +41,7 @@ __all__ = [
     "bundle_resources",
     "find_shortfall",
     "group_request",
+    "in_words",
     "plan_placement",
     "plan_service",
     "plan_trial",

@@ -15,6 +15,8 @@ from rlhf_core.runtime.placement.plan import Bundle, PlacementPlan, Share, Worke
 
 # Ray counts in ten-thousandths.
 STEP = 10_000
+# Of each label key its value, and the option that asks for it.
+_Asked = dict[str, tuple[str | tuple[str, ...], str]]
 
 
 @dataclass(frozen=True)
@@ -40,12 +42,12 @@ def plan_service(resources: ResourcesConfig, role: str) -> PlacementPlan:
     share = Share(
         template.cpus, template.gpus, template.memory_gb, tuple(sorted(template.custom.items()))
     )
-    labels = _labels(resources, [role])
+    asked = _asked(resources, [role])
     count = range(template.workers)
     return PlacementPlan(
         "shared",
         "PACK",
-        tuple(_bundle(f"{role} {i}", [share], labels) for i in count),
+        tuple(_bundle(f"{role} {i}", [share], asked) for i in count),
         tuple(WorkerPlace(role, (role,), i, i) for i in count),
     )
 
@@ -68,11 +70,11 @@ def _plan(resources: ResourcesConfig, roles: Sequence[str]) -> PlacementPlan:
     roles = [role for role in roles if not resources.is_shared(role)]
     if resources.layout == "fused":
         share = _shares(resources, [resources.roles.fused], one_gpu=False)[0]
-        bundle = _bundle("fused", [share], _labels(resources, ["fused"]))
+        bundle = _bundle("fused", [share], _asked(resources, ["fused"]))
         worker = WorkerPlace("trial", tuple(roles), 0, 0)
         return PlacementPlan("fused", resources.strategy, (bundle,), (worker,), resources.affinity)
     head = Share(resources.head_cpus, 0.0, 0.0)
-    bundles = [_bundle("head", [head], _labels(resources, []))]
+    bundles = [_bundle("head", [head], _asked(resources, []))]
     workers = []
     for unit in _units(resources, roles):
         names = [role for role, _ in unit.members]
@@ -81,7 +83,7 @@ def _plan(resources: ResourcesConfig, roles: Sequence[str]) -> PlacementPlan:
         for (role, index), share in zip(unit.members, shares, strict=True):
             own = None if len(shares) == 1 else _floored(share)
             workers.append(WorkerPlace(role, (role,), index, len(bundles), own))
-        bundles.append(_bundle(unit.owner, shares, _labels(resources, names)))
+        bundles.append(_bundle(unit.owner, shares, _asked(resources, names)))
     workers.sort(key=lambda worker: (ROLES.index(worker.name), worker.index))
     return PlacementPlan(
         resources.layout, resources.strategy, tuple(bundles), tuple(workers), resources.affinity
@@ -162,9 +164,7 @@ def _floored(share: Share) -> Share:
     return Share(down(share.cpus), down(share.gpus), share.memory_gb, share.custom)
 
 
-def _bundle(
-    owner: str, shares: Sequence[Share], labels: dict[str, str | tuple[str, ...]]
-) -> Bundle:
+def _bundle(owner: str, shares: Sequence[Share], asked: _Asked) -> Bundle:
     custom: dict[str, float] = {}
     for share in shares:
         for name, amount in share.custom:
@@ -175,7 +175,8 @@ def _bundle(
         _devices([share.gpus for share in shares]),
         round(sum(share.memory_gb for share in shares), 4),
         tuple(sorted(custom.items())),
-        tuple(sorted(labels.items())),
+        tuple(sorted((key, value) for key, (value, _) in asked.items())),
+        tuple(sorted((key, option) for key, (_, option) in asked.items())),
     )
 
 
@@ -195,8 +196,11 @@ def _devices(parts: Sequence[float]) -> float:
     return float(whole + len(room))
 
 
-def _labels(resources: ResourcesConfig, roles: Sequence[str]) -> dict[str, str | tuple[str, ...]]:
-    labels = dict(resources.labels)
-    for role in roles:
-        labels |= getattr(resources.roles, role).labels
-    return labels
+def _asked(resources: ResourcesConfig, roles: Sequence[str]) -> _Asked:
+    options = {"resources.labels": resources.labels}
+    options |= {
+        f"resources.roles.{role}.labels": getattr(resources.roles, role).labels for role in roles
+    }
+    return {
+        key: (value, option) for option, labels in options.items() for key, value in labels.items()
+    }

@@ -44,6 +44,7 @@ class Bundle:
         custom: Further resources, ``(name, amount)``, by name.
         labels: What the node's labels must be, ``(key, value)``, by key; of several values one, and ``!value``
             is any but this.
+        asked_by: The option that asks for each label, ``(key, option)``, for words.
     """
 
     owner: str
@@ -52,6 +53,7 @@ class Bundle:
     memory_gb: float
     custom: tuple[tuple[str, float], ...] = ()
     labels: tuple[Label, ...] = ()
+    asked_by: tuple[tuple[str, str], ...] = ()
 
     def amounts(self) -> dict[str, float]:
         """``{unit in words: amount}``; zero amounts stand there too, custom ones only where asked for."""
@@ -108,10 +110,7 @@ class PlacementPlan:
             "layout": self.layout,
             "strategy": self.strategy,
             "affinity": self.affinity,
-            "bundles": [
-                {"index": i, **asdict(b), "custom": dict(b.custom), "labels": _plain(b.labels)}
-                for i, b in enumerate(self.bundles)
-            ],
+            "bundles": [_bundle(i, bundle) for i, bundle in enumerate(self.bundles)],
             "workers": [self._worker(worker) for worker in self.workers],
         }
 
@@ -122,6 +121,24 @@ class PlacementPlan:
             "roles": list(worker.roles),
             "share": {**asdict(share), "custom": dict(share.custom)},
         }
+
+
+def in_words(amounts: Mapping[str, float], between: str = ", ") -> str:
+    """``4 CPUs, 1 GPU, 14.31 GB memory`` of ``{unit: amount}``; zero amounts are left out."""
+    return between.join(_amount(value, unit) for unit, value in amounts.items() if value)
+
+
+def _amount(value: float, unit: str) -> str:
+    # To two places, as far as that leaves something.
+    number = f"{round(value, 2) or value:.10g}"
+    return f"{number} {unit[:-1] if number == '1' and unit in ('CPUs', 'GPUs') else unit}"
+
+
+def _bundle(index: int, bundle: Bundle) -> dict[str, Any]:
+    plain = {"custom": dict(bundle.custom), "labels": _plain(bundle.labels)}
+    record = {"index": index, **asdict(bundle), **plain}
+    del record["asked_by"]
+    return record
 
 
 def _plain(labels: tuple[Label, ...]) -> dict[str, str | list[str]]:

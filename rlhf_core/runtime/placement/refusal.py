@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from rlhf_core.errors import nearest
 from rlhf_core.runtime.placement.fit import Node, search
-from rlhf_core.runtime.placement.plan import AFFINITY_LABELS, Bundle, PlacementPlan, matches
+from rlhf_core.runtime.placement.plan import (
+    AFFINITY_LABELS,
+    Bundle,
+    PlacementPlan,
+    in_words,
+    matches,
+)
 
 EPS = 1e-9
 
@@ -67,76 +73,88 @@ def _closest(bundle: Bundle, nodes: Sequence[Node]) -> Node:
     return min(nodes, key=distance)
 
 
-def _words(amounts: dict[str, float], between: str = ", ") -> str:
-    return between.join(f"{amount:g} {unit}" for unit, amount in amounts.items() if amount)
-
-
 def _named(index: int, bundle: Bundle) -> str:
     where = "".join(f", {key} {_value(value)}" for key, value in bundle.labels)
-    return f"bundle {index} ({bundle.owner}: {_words(bundle.amounts())}{where})"
+    return f"bundle {index} ({bundle.owner}: {in_words(bundle.amounts())}{where})"
 
 
 def _value(value: str | tuple[str, ...]) -> str:
     return value if isinstance(value, str) else " or ".join(value)
 
 
-def _keys(bundle: Bundle) -> list[str]:
-    """Configuration keys that make the bundle."""
+def _keys(bundle: Bundle, lacks: Mapping[str, float]) -> list[str]:
+    """Configuration keys that make the bundle, as far as what lacks follows from them."""
     roles = bundle.owner.split()[0]
     if roles == "head":
         return ["resources.head_cpus"]
-    return [f"resources.roles.{role}" for role in roles.split("+")]
+    keys = [f"resources.roles.{role}" for role in roles.split("+")]
+    return keys + ["resources.cpus_per_gpu"] * ("CPUs" in lacks and bundle.gpus > 0)
 
 
 def _misfit(index: int, bundle: Bundle, nodes: Sequence[Node]) -> Shortfall:
     closest = _closest(bundle, nodes)
     lacks = _lacks(bundle, closest)
-    keys = _keys(bundle) + ["resources.cpus_per_gpu"] * ("CPUs" in lacks and bundle.gpus > 0)
     return Shortfall(
         f"no node can hold {_named(index, bundle)}; the closest, {closest.name}, lacks "
-        f"{_words(lacks, ' and ')}",
-        f"lower {' or '.join(keys)}, or add a larger node",
+        f"{in_words(lacks, ' and ')}",
+        f"lower {' or '.join(_keys(bundle, lacks))}, or add a larger node",
     )
 
 
 def _no_label(index: int, bundle: Bundle, nodes: Sequence[Node]) -> Shortfall:
     """No node bears all labels: the first that none bears, or the combination."""
-    keys = [f"{key}.labels" for key in _keys(bundle) if key != "resources.head_cpus"]
-    remedy = f"change {' or '.join(['resources.labels', *keys])}, or add such a node"
     for key, value in bundle.labels:
         if any(matches(((key, value),), node.labels) for node in nodes):
             continue
         known = sorted({node.labels[key] for node in nodes if key in node.labels})
         if not known:
             names = sorted({name for node in nodes for name in node.labels})
-            there = f"nodes have {', '.join(names) or 'no labels'}{nearest(key, names)}"
             return Shortfall(
-                f"no node has the label {key} of {_named(index, bundle)}: {there}", remedy
+                f"no node has the label {key} of {_named(index, bundle)}: nodes have "
+                f"{', '.join(names) or 'no labels'}",
+                _other_label(bundle, [key], nearest(key, names)),
             )
         asked = value if isinstance(value, str) else value[0]
-        there = f"nodes have {', '.join(known)}{nearest(asked, known)}"
         return Shortfall(
-            f"no node has the label {key} {_value(value)} of {_named(index, bundle)}: {there}",
-            remedy,
+            f"no node has the label {key} {_value(value)} of {_named(index, bundle)}: nodes have "
+            f"{', '.join(known)}",
+            _other_label(bundle, [key], nearest(asked, known)),
         )
     wanted = " and ".join(f"{key} {_value(value)}" for key, value in bundle.labels)
-    return Shortfall(f"no node has {wanted} together, as {_named(index, bundle)} asks", remedy)
+    return Shortfall(
+        f"no node has {wanted} together, as {_named(index, bundle)} asks",
+        _other_label(bundle, [key for key, _ in bundle.labels]),
+    )
+
+
+def _other_label(bundle: Bundle, keys: Sequence[str], meant: str = "") -> str:
+    """The remedy: the options that ask for these labels; ``meant`` as ``nearest`` words it."""
+    options = dict.fromkeys(option for key, option in bundle.asked_by if key in keys)
+    hint = f" ({meant.removeprefix('; ')})" if meant else ""
+    return f"change {' and '.join(options) or 'its labels'}{hint}, or add such a node"
 
 
 def _together(plan: PlacementPlan, nodes: Sequence[Node]) -> Shortfall:
     """Each bundle fits somewhere, but not all of them at the same time."""
-    need = _words({k: plan.total(v) for k, v in _TOTALS.items()})
-    have = _words({k: sum(getattr(n, v) for n in nodes) for k, v in _TOTALS.items()})
+    need = in_words({k: plan.total(v) for k, v in _TOTALS.items()})
+    have = in_words({k: sum(getattr(n, v) for n in nodes) for k, v in _TOTALS.items()})
+    left_over, keys = _left_over(plan, nodes)
     what = (
-        f"{len(plan.bundles)} bundles with {need} do not fit together on {len(nodes)} nodes with "
+        f"{_count(plan.bundles, 'bundle')} with {need} do not fit together on {_count(nodes, 'node')} with "
         f"{have} (strategy {plan.strategy}{_bound(plan)})"
     )
     remedy = "use fewer workers or smaller shares"
+    if keys:
+        remedy += f", or lower {' or '.join(keys)}"
     if plan.strategy.startswith("STRICT"):
         remedy += f", or resources.strategy {plan.strategy.removeprefix('STRICT_')}"
     if plan.affinity in AFFINITY_LABELS:
         remedy += ", or another resources.affinity"
-    return Shortfall(f"{what}; {_left_over(plan, nodes)}", remedy)
+    return Shortfall(f"{what}; {left_over}", remedy)
+
+
+def _count(things: Sequence[object], word: str) -> str:
+    return f"{len(things)} {word}{'' if len(things) == 1 else 's'}"
 
 
 _TOTALS = {"CPUs": "cpus", "GPUs": "gpus", "GB memory": "memory_gb"}
@@ -146,8 +164,11 @@ def _bound(plan: PlacementPlan) -> str:
     return "" if plan.affinity == "none" else f", affinity {plan.affinity}"
 
 
-def _left_over(plan: PlacementPlan, nodes: Sequence[Node]) -> str:
-    """The node that comes closest to the whole, or the first bundle that finds no room beside the others."""
+def _left_over(plan: PlacementPlan, nodes: Sequence[Node]) -> tuple[str, list[str]]:
+    """The node that comes closest to the whole, or the first bundle that finds no room beside the others.
+
+    With it the options that what lacks follows from, beside the numbers of workers.
+    """
     if plan.strategy == "STRICT_PACK":
         custom: dict[str, float] = {}
         for bundle in plan.bundles:
@@ -156,8 +177,9 @@ def _left_over(plan: PlacementPlan, nodes: Sequence[Node]) -> str:
         sums = (plan.total("cpus"), plan.total("gpus"), plan.total("memory_gb"))
         whole = Bundle("all", *sums, custom=tuple(custom.items()))
         closest = _closest(whole, nodes)
-        lacks = _words(_lacks(whole, closest), " and ") or "a label"
-        return f"the closest, {closest.name}, lacks {lacks}"
+        short = _lacks(whole, closest)
+        lacks = in_words(short, " and ") or "a label"
+        return f"the closest, {closest.name}, lacks {lacks}", _cpu_keys(plan, short)
     free, spread = list(nodes), plan.strategy == "STRICT_SPREAD"
     order = sorted(range(len(plan.bundles)), key=lambda i: _size(plan.bundles[i]), reverse=True)
     for index in order:
@@ -166,13 +188,26 @@ def _left_over(plan: PlacementPlan, nodes: Sequence[Node]) -> str:
         target = next((node for node in room if not _lacks(bundle, node)), None)
         if target is None:
             if not room:
-                return f"no node is left for {_named(index, bundle)}"
+                return f"no node is left for {_named(index, bundle)}", []
             closest = _closest(bundle, room)
-            lacks = _words(_lacks(bundle, closest), " and ")
-            return f"beside the others {_named(index, bundle)} lacks {lacks} on the closest, {closest.name}"
+            short = _lacks(bundle, closest)
+            what = (
+                f"beside the others {_named(index, bundle)} lacks {in_words(short, ' and ')} on the closest, "
+                f"{closest.name}"
+            )
+            return what, _cpu_keys(plan, short)
         number = next(i for i, node in enumerate(free) if node is target)
         free[number : number + 1] = [] if spread else [target.without(bundle)]
-    return "each finds room alone, but not all of them under these rules"
+    return "each finds room alone, but not all of them under these rules", []
+
+
+def _cpu_keys(plan: PlacementPlan, lacks: Mapping[str, float]) -> list[str]:
+    """Options that CPUs of several bundles follow from, where CPUs lack."""
+    if "CPUs" not in lacks:
+        return []
+    ratio = any(bundle.gpus for bundle in plan.bundles)
+    head = any(bundle.owner == "head" for bundle in plan.bundles)
+    return ["resources.cpus_per_gpu"] * ratio + ["resources.head_cpus"] * head
 
 
 def _size(bundle: Bundle) -> tuple[float, float, float]:
@@ -193,8 +228,9 @@ def _uneven(plan: PlacementPlan, nodes: Sequence[Node]) -> Shortfall | None:
         a_gpu = int(1 / part + EPS)
         if int(most / part + EPS) > most * a_gpu:
             return Shortfall(
-                f"{_named(index, bundle)}: Ray counts {int(most / part + EPS)} shares of {part:g} on {most} "
-                f"GPUs, but only {most * a_gpu} lie on one device each, so that the trial could wait for ever",
+                f"{_named(index, bundle)}: Ray counts {int(most / part + EPS)} shares of {part:g} on "
+                f"{in_words({'GPUs': most})}, but only {most * a_gpu} lie on one device each, so that the trial "
+                "could wait for ever",
                 f"use a share that divides a GPU evenly, such as {1 / a_gpu:.4g}, or whole GPUs",
             )
     for small, large in zip(sorted(parts), sorted(parts)[1:], strict=False):

@@ -116,7 +116,7 @@ def test_plan_names_the_bundles_of_a_trial_that_fits_nowhere(
     assert main(["plan", "rehearsal", *labels]) == 2
     out = capsys.readouterr().out
     assert "split, PACK, fits nowhere" in out
-    assert "bundle 3  learner 0: 4 CPUs, 1 GPUs, 32 GB memory" in out
+    assert "bundle 3  learner 0: 4 CPUs, 1 GPU, 32 GB memory" in out
     assert "no node has the label zone eu of bundle 0" in out
 
 

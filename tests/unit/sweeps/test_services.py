@@ -57,7 +57,7 @@ def test_a_service_that_no_node_holds_is_refused_by_name() -> None:
     small = [Node("small", 32.0, 1.0, 256.0)]
     problems = plan_sweep(_loaded(), small).problems
     assert "service for the shared reward: no node can hold bundle 0 (reward 0:" in problems[0]
-    assert "lacks 1 GPUs" in problems[0]
+    assert "lacks 1 GPU" in problems[0]
 
 
 def test_what_is_left_of_nodes() -> None:

@@ -108,7 +108,7 @@ def test_a_trial_whose_node_is_gone_leaves_its_slot_and_ends_as_infeasible(tmp_p
     assert driver.watch([first], lambda: gone, 75.0) == [first]
     record = driver.records[first]
     assert record.outcome is Outcome.INFEASIBLE
-    assert "no node can hold bundle 0 (script: 1 CPUs, 1 GPUs)" in record.reason
+    assert "no node can hold bundle 0 (script: 1 CPU, 1 GPU)" in record.reason
     assert states(tmp_path) == [
         (first, "queued"), (first, "waiting"), (second, "queued"), (first, "ended"),
     ]  # fmt: skip

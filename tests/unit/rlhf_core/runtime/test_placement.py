@@ -22,6 +22,7 @@ from rlhf_core.runtime.placement import (
     assign,
     find_shortfall,
     group_request,
+    in_words,
     plan_placement,
     plan_trial,
     scarce,
@@ -117,7 +118,7 @@ def test_a_bundle_too_large_names_bundle_resource_amount_and_closest_node() -> N
     line = shortfall(_plan(), nodes)
     assert line == (
         "placement: no node can hold bundle 1 (rollout 0: 4 CPUs, 0.5 GPUs, 16 GB memory); the "
-        "closest, gpu box, lacks 1 CPUs; lower resources.roles.rollout or resources.cpus_per_gpu, "
+        "closest, gpu box, lacks 1 CPU; lower resources.roles.rollout or resources.cpus_per_gpu, "
         "or add a larger node"
     )
 
@@ -125,7 +126,25 @@ def test_a_bundle_too_large_names_bundle_resource_amount_and_closest_node() -> N
 def test_every_lacking_resource_is_named() -> None:
     line = shortfall(_plan("fused"), [_node(1, 0, 8)])
     assert line is not None
-    assert "lacks 3 CPUs and 1 GPUs and 24 GB memory" in line
+    assert "lacks 3 CPUs and 1 GPU and 24 GB memory" in line
+
+
+def test_amounts_are_words_with_a_singular_and_no_long_tail() -> None:
+    amounts = {"CPUs": 1.0, "GPUs": 0.0, "GB memory": 14.30642, "tpu": 4, "rare": 0.001}
+    assert in_words(amounts) == "1 CPU, 14.31 GB memory, 4 tpu, 0.001 rare"
+    assert in_words({"GPUs": 1, "GB memory": 1234567.5}, " and ") == "1 GPU and 1234567.5 GB memory"
+    line = str(shortfall(_bundles((2, 1, 1), (2, 1, 1)), [_node(8, 1, 8)]))
+    assert "do not fit together on 1 node with 8 CPUs, 1 GPU, 8 GB memory" in line
+
+
+def test_cpus_that_lack_beside_the_others_have_options_that_lower_them() -> None:
+    line = str(shortfall(_plan(), [_node(18, 8, 500)]))
+    assert "beside the others bundle 0 (head: 0.1 CPUs) lacks 0.1 CPUs on the closest" in line
+    assert line.endswith(
+        "use fewer workers or smaller shares, or lower resources.cpus_per_gpu or resources.head_cpus"
+    )
+    line = str(shortfall(_plan(), [_node(64, 4, 500)]))
+    assert line.endswith("; use fewer workers or smaller shares")
 
 
 def test_the_remedy_fits_the_bundle() -> None:
@@ -448,14 +467,24 @@ def test_an_unknown_label_names_near_misses() -> None:
     nodes = [Node("n", 64, 8, 500, {"zone": "eu-1a"})]
     line = str(shortfall(_plan(labels={"zon": "eu-1a"}), nodes))
     assert "no node has the label zon of bundle 0" in line
-    assert "did you mean 'zone'" in line
+    assert line.endswith("; change resources.labels (did you mean 'zone'?), or add such a node")
     line = str(shortfall(_plan(**{"roles.learner.labels": {"zone": "eu-1b"}}), nodes))
     assert "no node has the label zone eu-1b of bundle 3 (learner 0" in line
-    assert "nodes have eu-1a; did you mean 'eu-1a'" in line
-    assert "change resources.labels or resources.roles.learner.labels" in line
+    # Of the options that could set a label, the one that did.
+    assert line.endswith(
+        "nodes have eu-1a; change resources.roles.learner.labels (did you mean 'eu-1a'?), or add such a node"
+    )
+    fused = {"roles.fused.labels": {"zone": "eu-1b"}, "labels": {"zone": "eu-1a"}}
+    assert "change resources.roles.fused.labels (" in str(shortfall(_plan("fused", **fused), nodes))
     both = Node("m", 64, 8, 500, {"zone": "eu-1b"})
     two = _plan(labels={"zone": "eu-1a", "kind": "spot"})
     assert "together" in str(shortfall(two, [*nodes, Node("k", 64, 8, 500, {"kind": "spot"})]))
+    mixed = _plan(
+        labels={"zone": "eu-1a"},
+        **{"roles.rollout.labels": {"kind": "spot"}, "roles.critic.labels": {"kind": "spot"}},
+    )
+    line = str(shortfall(mixed, [*nodes, Node("k", 64, 8, 500, {"kind": "spot"})]))
+    assert "; change resources.roles.rollout.labels and resources.labels, or add" in line
     assert shortfall(_plan(**{"roles.learner.labels": {"zone": "eu-1b"}}), [*nodes, both]) is None
 
 
@@ -463,7 +492,7 @@ def test_the_closest_node_is_one_with_the_labels() -> None:
     nodes = [Node("big", 64, 8, 500), Node("small", 2, 8, 500, {"zone": "a"})]
     line = str(shortfall(_plan(**{"roles.learner.labels": {"zone": "a"}}), nodes))
     assert (
-        "bundle 3 (learner 0: 4 CPUs, 1 GPUs, 32 GB memory, zone a); the closest, small, lacks 2 CPUs"
+        "bundle 3 (learner 0: 4 CPUs, 1 GPU, 32 GB memory, zone a); the closest, small, lacks 2 CPUs"
         in line
     )
 
