@@ -16,6 +16,7 @@ from analysis.statistics.hacking import hacking_signs
 from analysis.statistics.importance import importance
 from analysis.sweep import Sweep
 from rlhf_core.errors import ConfigError
+from rlhf_core.metrics import MEASURES
 
 SENTENCES = 5
 _RESAMPLES = 20
@@ -96,8 +97,10 @@ def _judged(sweep: Sweep, best: str) -> str:
     if not all(isinstance(value, int | float) for value in known):
         return ""
     before, after, gain, error, prompts = known
+    measured = str(judged.get("metric") or "")
+    reward = f"{MEASURES.get(measured, measured)} reward".lstrip()
     return (
-        f"On {prompts} prompts never trained on, its held-out reward went from {number(before)} to "
+        f"On {prompts} prompts never trained on, its {reward} went from {number(before)} to "
         f"{number(after)}, a gain of {number(gain)} ± {number(error, 2)} (standard error)."
     )
 
