@@ -123,6 +123,21 @@ def test_import_writes_a_configuration_with_what_it_left_out(
     assert "no counterpart, ds.zero_stage: 3" in capsys.readouterr().err
 
 
+def test_import_says_each_thing_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    script = tmp_path / "train.sh"
+    script.write_text(
+        "python3 -m openrlhf.cli.train_ppo_ray --vllm.num_engines 4 --ds.zero_stage 3"
+    )
+    note = "no counterpart, ds.zero_stage: 3"
+    assert main(["import", str(script), "--from", "openrlhf"]) == 0
+    said = capsys.readouterr()
+    assert (said.out + said.err).count(note) == 1
+    out = tmp_path / "trial.yaml"
+    assert main(["import", str(script), "--from", "openrlhf", "--out", str(out)]) == 0
+    assert capsys.readouterr().err.count(note) == 1
+    assert out.read_text().count(note) == 1
+
+
 @pytest.mark.parametrize(
     ("argv", "line"),
     [
