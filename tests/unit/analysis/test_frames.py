@@ -165,6 +165,30 @@ def test_a_sweep_without_trials_joins(two, builder):
     assert both.trials["number"].dtype == "Int64"
 
 
+def test_a_sweep_is_shown_in_a_line(every_outcome, two):
+    shown = repr(analysis.load(every_outcome.path))
+    assert shown.startswith("Sweep('synthetic': 3 not ended, 2 completed, ")
+    assert "1 failed" in shown
+    assert shown.endswith("; best t0001, eval/heldout 2)")
+    assert len(shown) < 160
+    assert "; best sim" in repr(analysis.load(list(two)))
+    info = {k: v for k, v in every_outcome.info.items() if k != "objective"}
+    every_outcome.write("sweep.json", info)
+    assert "best" not in repr(analysis.load(every_outcome.path))
+
+
+def test_a_sweep_that_has_just_begun_is_shown_too(builder):
+    assert repr(analysis.load(builder.path)) == "Sweep('synthetic': no trials)"
+
+
+def test_every_duration_that_a_sweep_writes_has_a_column(builder):
+    """What the driver writes, as far as a trial of its own has them, without an empty one beside."""
+    builder.completed("t0000", 1.0)
+    spent = analysis.load(builder.path).trials.filter(like="duration.")
+    assert list(spent) == [f"duration.{name}" for name in ("queue", "start", "load", "run", "stop")]
+    assert spent.notna().all(axis=None)
+
+
 def test_parquet_and_csv_out_and_back(every_outcome, tmp_path):
     sweep = analysis.load(every_outcome.path)
     written = sweep.to_parquet(tmp_path / "out")
