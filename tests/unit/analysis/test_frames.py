@@ -8,6 +8,7 @@ import shutil
 
 import pandas as pd
 import pytest
+from run_directories import Builder
 
 import analysis
 from analysis.metrics_files import CACHE
@@ -163,6 +164,31 @@ def test_a_sweep_without_trials_joins(two, builder):
     both = analysis.load([builder.path, two[0]])
     assert len(both.trials) == 3
     assert both.trials["number"].dtype == "Int64"
+
+
+def test_equal_names_give_way_to_directories_and_those_to_numbers(tmp_path):
+    places = ["a", "b", "x/run", "y/run"]
+    for place in places:
+        Builder(tmp_path / place).completed("t0000", 1.0)
+    ids = {
+        pair: list(analysis.load([tmp_path / places[i] for i in pair]).trials.index)
+        for pair in ((0, 1), (2, 3))
+    }
+    assert ids == {(0, 1): ["a/t0000", "b/t0000"], (2, 3): ["run/t0000", "run#2/t0000"]}
+
+
+def test_resources_are_summed_over_bundles(builder):
+    builder.begin("t0000")
+    builder.write(
+        "trials/t0000/placement.json",
+        {
+            "bundles": [{"index": 0, "cpus": 0.1}, {"index": 1, "gpus": 1.0}],
+            "workers": [{"name": name, "bundle": 1} for name in ("rollout", "learner")],
+        },
+    )
+    placements = analysis.load(builder.path).placements
+    assert placements["gpus"].sum() == 2
+    assert placements.drop_duplicates(["trial", "bundle"])["gpus"].sum() == 1
 
 
 def test_a_sweep_is_shown_in_a_line(every_outcome, two):
