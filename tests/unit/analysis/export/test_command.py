@@ -15,7 +15,7 @@ from optuna.storages.journal import JournalFileBackend
 
 from analysis.export import FRAMEWORKS, PLAIN, TRIALS
 from analysis.export.render import variable_name
-from rlhf_core.config import flatten, load_trial, resolve_trial
+from rlhf_core.config import TrialConfig, flatten, load_trial, resolve_trial
 from sweeps.cli import main
 from sweeps.commands.export import CONFIGS
 from sweeps.commands.export import TRIALS as OFFERED
@@ -57,7 +57,10 @@ def test_a_launch_script_states_what_became_of_every_option(
     assert main(["export", str(RECORDED), "--to", "openrlhf", "--version", "0.11.1"]) == 0
     said = capsys.readouterr()
     values = flatten(load_trial(RECORDED / "best.yaml"))
-    assert [key for key in values if key not in said.out] == []
+    places = flatten(TrialConfig())
+    plain = [k for k in values if k.startswith("resources.roles.") and values[k] == places[k]]
+    assert [key for key in values if key not in said.out and key not in plain] == []
+    assert "resources.roles.*, " in said.out
     for searched in ("ppo.clip_range_low", "ppo.kl.coef", "optim.policy.lr"):
         assert f" {values[searched]}" in said.out
     assert "OpenRLHF 0.11.1" in said.out
