@@ -15,7 +15,8 @@ Record = Mapping[str, Any]
 
 STATES = ("queued", "waiting", "placed", "started", "retried", "interrupted", "ended")
 OUTCOMES = ("completed", "stopped", "diverged", "infeasible", "failed", "lost")
-DURATIONS = ("queue", "placement", "start", "run", "stop")
+# ``load`` is a part of ``start``.
+DURATIONS = ("queue", "start", "load", "run", "stop")
 _LASTING = ("number", "parent_id", "fork_iteration", "iteration", "value", "reason")
 _PLACEMENT = ("trial", "worker", "roles", "bundle", "node", "cpus", "gpus", "memory_gb")
 

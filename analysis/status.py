@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from rich.console import Group
 
 _FAULTS = ("failed", "lost", "infeasible", "diverged")
-_BUSY = ("duration.placement", "duration.start", "duration.run", "duration.stop")
+_BUSY = ("duration.start", "duration.run", "duration.stop")
 _MOST_LINES = 8
 _WORDS = {"started": "running"}
 

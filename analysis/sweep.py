@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from analysis.objective import Constraint, Objective, read_constraints
 from analysis.space import Axis, axes
+from rlhf_core.errors import ConfigError
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -94,6 +95,22 @@ class Sweep:
         """How many trials the sweep wants; at least as many as there are."""
         wanted = self.info.get("trials")
         return max(wanted if isinstance(wanted, int) else 0, len(self.trials))
+
+    def __repr__(self) -> str:
+        """Name, trials by outcome and the best: frames and the record of ``info`` would fill pages."""
+        counts = self.trials["outcome"].astype("object").fillna("not ended").value_counts()
+        parts = [f"{count} {outcome}" for outcome, count in counts.items()]
+        return f"Sweep({self.name!r}: {', '.join(parts) or 'no trials'}{self._lead()})"
+
+    def _lead(self) -> str:
+        from analysis.leaderboard import best
+
+        try:
+            trial = best(self)
+            value = float(self.trials["value"].loc[trial])
+            return f"; best {trial}, {self.metric} {value:.4g}"
+        except ConfigError:
+            return ""
 
     def to_parquet(self, folder: str | Path) -> list[Path]:
         """Write each frame as ``folder/<frame>.parquet``; categories stay categories."""

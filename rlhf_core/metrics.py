@@ -16,6 +16,8 @@ Direction = Literal["up", "down", "none"]
 Reduction = Literal["mean", "max", "sum", "last"]
 # Stands in the name of an entry for the name of each of a family of metrics.
 NAME = "NAME"
+# What a score of a judgement measures, in words.
+MEASURES = {"heldout": "held-out", "proxy": "optimised"}
 
 
 @dataclass(frozen=True)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rlhf_core.config.resources import ROLES
+from sweeps.picture import WIDTH
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -21,6 +23,12 @@ STAGES = {
     "eval": (),
     "checkpoint": (),
 }
+# What recordings from before a stage was timed have of one that holds a single phase.
+SINGLE = {"rollout_wait": ("generate",)}
+# Clocks of different processes: phases in turns may add up to this much of an iteration.
+SLACK = 1.02
+# A smaller share would read 0%.
+LEAST = 0.005
 Row = dict[str, float]
 
 
@@ -61,29 +69,62 @@ def _means(iterations: pd.DataFrame, trials: Sequence[str]) -> Iterator[tuple[st
     wanted = iterations["trial"].isin(list(trials)) & (iterations["iteration"] > 0)
     named = [c for c in iterations.columns if c.startswith(("util/", "time/"))]
     for trial, rows in iterations[wanted].groupby("trial", observed=True, sort=False):
-        yield str(trial), {str(k): float(v) for k, v in rows[named].mean().dropna().items()}
+        measured = rows[named].dropna(axis="columns", how="all")
+        # An evaluation or a checkpoint is not in every iteration: it took no time in the others.
+        spent = [c for c in measured.columns if c.startswith("time/")]
+        means = measured.assign(**measured[spent].fillna(0.0)).mean()
+        yield str(trial), {str(k): float(v) for k, v in means.items()}
 
 
 def _path(row: Row) -> str:
-    """``rollout_wait 40% -> scoring 10% (reference) -> update 45% (learner, all-reduce 5%) -> sync 2%``."""
+    """``rollout_wait 40% -> scoring 10% (reference) -> update 45% (learner, all-reduce 3%), rest 5%``."""
     whole = row.get(WHOLE)
     if not whole:
         return "-"
-    steps = []
+    steps = _steps(row, whole)
+    steps = [step for step in steps if step[1] >= LEAST * whole]
+    shown = [
+        f"{name} {_percent(spent / whole)}{_why(row, whole, parts)}" for name, spent, parts in steps
+    ]
+    rest = 1 - sum(spent for _, spent, _ in steps) / whole
+    left = [f"rest {_percent(rest)}"] if rest >= LEAST else []
+    return ", ".join([*filter(None, [" -> ".join(shown)]), *left])
+
+
+def _steps(row: Row, whole: float) -> list[tuple[str, float, Sequence[str]]]:
+    """Stages in order: name, seconds, and the phases inside of which one decided.
+
+    The phases of a stage that was not timed stand for it: all where they fit into the iteration one after
+    another, else the longest alone.
+    """
+    phases = {
+        stage: {p: row[f"time/{p}"] for p in parts or SINGLE.get(stage, ()) if row.get(f"time/{p}")}
+        for stage, parts in STAGES.items()
+        if f"time/{stage}" not in row
+    }
+    stages = {stage: row[f"time/{stage}"] for stage in STAGES if row.get(f"time/{stage}")}
+    total = sum(stages.values()) + sum(sum(own.values()) for own in phases.values())
+    in_turns = total <= SLACK * whole
+    steps: list[tuple[str, float, Sequence[str]]] = []
     for stage, parts in STAGES.items():
-        seconds = row.get(f"time/{stage}")
-        if not seconds:
-            continue
-        longest = max(parts, key=lambda part: row.get(f"time/{part}", 0.0), default="")
-        reduced = row.get(f"time/allreduce_{longest}")
-        why = [longest, f"all-reduce {_percent(reduced / whole)}" if reduced else ""]
-        inside = f" ({', '.join(filter(None, why))})" if longest else ""
-        steps.append(f"{stage} {_percent(seconds / whole)}{inside}")
-    return " -> ".join(steps)
+        if stage in stages:
+            steps.append((stage, stages[stage], parts))
+        own = phases.get(stage, {})
+        kept = own if in_turns else sorted(own, key=own.__getitem__)[-1:]
+        steps += [(name, own[name], ()) for name in kept]
+    return steps
+
+
+def _why(row: Row, whole: float, parts: Sequence[str]) -> str:
+    """`` (learner, all-reduce 5%)``: the phase that decided how long a stage took."""
+    longest = max(parts, key=lambda part: row.get(f"time/{part}", 0.0), default="")
+    reduced = row.get(f"time/allreduce_{longest}")
+    said = [longest, f"all-reduce {_percent(reduced / whole)}" if reduced else ""]
+    return f" ({', '.join(filter(None, said))})" if longest else ""
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """The first column to the left, the last one too where it has no heading, the others to the right."""
+    """The first column to the left, the others to the right; a last one without heading to the left, folded."""
     widths = [max(len(row[i]) for row in [head, *rows]) for i in range(len(head))]
 
     def line(row: Sequence[str]) -> str:
@@ -94,7 +135,16 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
         ]
         return "  ".join(cells).rstrip()
 
-    return [line(row) for row in [head, *rows]]
+    indent = " " * sum(width + 2 for width in widths[:-1])
+    return [part for row in [head, *rows] for part in _folded(line(row), indent)]
+
+
+def _folded(line: str, indent: str) -> list[str]:
+    """The line, on several of at most ``WIDTH`` columns where its arrows are."""
+    # A line is broken at plain spaces only.
+    bound = line.replace(" ", "\xa0").replace("\xa0->", " ->")
+    parts = textwrap.wrap(bound, WIDTH, subsequent_indent=indent)
+    return [part.replace("\xa0", " ") for part in parts]
 
 
 def _percent(share: float | None) -> str:

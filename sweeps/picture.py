@@ -130,17 +130,20 @@ def _node_line(node: Record) -> str:
 
 def _rows(record: Record, bundles: Sequence[Record], node: Record) -> Iterator[str]:
     """A heading, and a row for each worker of these bundles, or for the bundle where it hosts none."""
-    devices = _Devices(int(node["gpus"]))
+    seats = [(bundle, worker) for bundle in bundles for worker in _seats(record, bundle)]
+    shares = [worker.get("share") or bundle for bundle, worker in seats]
+    asked = [
+        (share.get("gpus") or 0.0, worker.get("gpus"))
+        for share, (_, worker) in zip(shares, seats, strict=True)
+    ]
+    devices = _Devices(int(node["gpus"]), asked)
     yield _row("", "worker", ("CPUs", "GPUs", "GB"), devices.heading())
     before = None
-    for bundle in bundles:
-        for worker in _seats(record, bundle):
-            share = worker.get("share") or bundle
-            index = "" if bundle["index"] == before else str(bundle["index"])
-            before = bundle["index"]
-            sizes = tuple(_number(share.get(key)) for key in ("cpus", "gpus", "memory_gb"))
-            cells = devices.cells(share.get("gpus") or 0.0, worker.get("gpus"))
-            yield _row(index, _holds(bundle, worker), sizes, cells)
+    for (bundle, worker), share, cells in zip(seats, shares, devices.cells(), strict=True):
+        index = "" if bundle["index"] == before else str(bundle["index"])
+        before = bundle["index"]
+        sizes = tuple(_number(share.get(key)) for key in ("cpus", "gpus", "memory_gb"))
+        yield _row(index, _holds(bundle, worker), sizes, cells)
 
 
 def _row(bundle: str, holds: str, sizes: tuple[str, ...], cells: str) -> str:
@@ -167,12 +170,24 @@ def _holds(bundle: Record, worker: Record) -> str:
 
 
 class _Devices:
-    """The GPUs of a node as cells of a row, filled from the left by what comes first."""
+    """The GPUs of a node as cells of a row, filled from the left by what comes first.
 
-    def __init__(self, count: int) -> None:
-        self.count = count
-        self.width = 6 if count <= 4 else 4
+    Args:
+        count: How many there are.
+        asked: GPUs of each row, and the devices it was given where that is known.
+    """
+
+    def __init__(self, count: int, asked: Sequence[tuple[float, Sequence[str] | None]]) -> None:
+        self.count, self.asked = count, asked
         self.filled = [0.0] * count
+        # Shares of each row by device.
+        self.held = [self._held(gpus, devices) for gpus, devices in asked]
+        self.sharers = [sum(i in held for held in self.held) for i in range(count)]
+        usual = 6 if count <= 4 else 4
+        room = (WIDTH - len(_row("", "", ("", "", ""), "|"))) // count - 1 if self.drawn else usual
+        most = max(self.sharers, default=0)
+        self.width = max(usual, min(most, room))
+        self.apart = most <= self.width
 
     @property
     def drawn(self) -> bool:
@@ -182,25 +197,47 @@ class _Devices:
         """Numbers of the devices."""
         if not self.drawn:
             return ""
-        names = [f"{'GPU ' if self.width == 6 else ''}{i}" for i in range(self.count)]
+        names = [f"{'GPU ' if self.width >= 6 else ''}{i}" for i in range(self.count)]
         return "|" + "|".join(f"{name:<{self.width}}" for name in names) + "|"
 
-    def cells(self, gpus: float, devices: Sequence[str] | None) -> str:
-        """``|###   |      |`` for half of the first of two GPUs."""
+    def cells(self) -> Iterator[str]:
+        """``|###   |      |`` for half of the first of two GPUs; ``| 50%|    |`` where columns are too few."""
         if not self.drawn:
-            return f"GPU {', '.join(devices)}" if devices else ""
-        marks = [[" "] * self.width for _ in range(self.count)]
+            yield from (f"GPU {', '.join(given)}" if given else "" for _, given in self.asked)
+            return
+        draw = self._bars if self.apart else self._percentages
+        for cells in draw():
+            yield "|" + "|".join(cells) + "|"
+
+    def _percentages(self) -> Iterator[list[str]]:
+        for held in self.held:
+            texts = [f"{held[i]:.0%}" if i in held else "" for i in range(self.count)]
+            yield [f"{text:>{self.width}}" for text in texts]
+
+    def _bars(self) -> Iterator[list[str]]:
+        """Each sharer of a device has a column of its own at least."""
+        share, drawn, left = [0.0] * self.count, [0] * self.count, list(self.sharers)
+        for held in self.held:
+            cells = [" " * self.width] * self.count
+            for i, part in held.items():
+                left[i] -= 1
+                start = max(drawn[i], min(round(share[i] * self.width), self.width - left[i] - 1))
+                share[i] += part
+                stop = min(round(share[i] * self.width), self.width - left[i])
+                drawn[i] = max(stop, start + 1)
+                bar = " " * start + "#" * (drawn[i] - start)
+                cells[i] = f"{bar:<{self.width}}"
+            yield cells
+
+    def _held(self, gpus: float, devices: Sequence[str] | None) -> dict[int, float]:
+        """The devices that were really given, or those that Ray would give: the fullest with room."""
         share = gpus if gpus < 1 else 1.0
-        for device in self._chosen(gpus, devices):
-            start = min(round(self.filled[device] * self.width), self.width - 1)
+        chosen = self._chosen(gpus, devices)
+        for device in chosen:
             self.filled[device] += share
-            stop = max(start + 1, round(self.filled[device] * self.width))
-            for column in range(start, min(stop, self.width)):
-                marks[device][column] = "#"
-        return "|" + "|".join("".join(cell) for cell in marks) + "|"
+        return dict.fromkeys(chosen, share)
 
     def _chosen(self, gpus: float, devices: Sequence[str] | None) -> list[int]:
-        """The devices that were really given, or those that Ray would give: the fullest with room."""
         given = [int(d) for d in devices or [] if str(d).isdigit() and int(d) < self.count]
         if given or gpus <= 0:
             return given

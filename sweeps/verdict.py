@@ -5,19 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from rlhf_core.metrics import MEASURES
+
 SAMPLES = 2
 
 
 def verdict_line(judgement: Mapping[str, Any]) -> str:
     """What was gained, in a line of at most 100 columns."""
     return (
-        f"{_MEASURES.get(judgement['metric'], judgement['metric'])} reward "
+        f"{MEASURES.get(judgement['metric'], judgement['metric'])} reward "
         f"{judgement['before']:.3f} -> {judgement['after']:.3f} ({judgement['gain']:+.3f} +- "
         f"{judgement['stderr']:.3f}, {judgement['standard_errors']:.1f} standard errors)"
     )
-
-
-_MEASURES = {"heldout": "held-out", "proxy": "optimised"}
 
 
 def conditions_line(judgement: Mapping[str, Any]) -> str:

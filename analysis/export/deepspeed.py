@@ -60,7 +60,7 @@ def _other(role: str) -> tuple[str, ...]:
 
 def _batches(case: Case, role: str) -> Told:
     gpus = ranks(case, "learner" if role == "policy" else "critic")
-    size, told = micro_batch(case, gpus)
+    size, told = micro_batch(case, gpus, "counts, since passes are counted in responses")
     told.theirs = {
         "train_batch_size": case.responses,
         "train_micro_batch_size_per_gpu": size,

@@ -152,7 +152,7 @@ def _kl_out(case: Case, spoken: Dialect) -> Told:
             "algo.kl.estimator": kl.estimator,
             "algo.kl.use_loss": loss,
             "algo.kl.target": kl.target_per_token if adaptive else None,
-            "algo.kl.horizon": kl.horizon,
+            "algo.kl.horizon": kl.horizon if adaptive else None,
         }
     )
     if loss and spoken.unbiased_gradient:

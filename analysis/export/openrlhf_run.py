@@ -22,6 +22,7 @@ from analysis.export.rules import (
     whole,
 )
 from analysis.export.shared import (
+    BESIDE_TOKENS,
     every_iteration,
     micro_batch,
     minibatches,
@@ -219,7 +220,7 @@ def _batches(train: int, rollout: int) -> Rule:
     keys = ("ppo.minibatches", "optim.micro_batch_size", "optim.micro_batch_tokens")
 
     def out(case: Case) -> Told:
-        size, told = micro_batch(case, ranks(case, "learner"))
+        size, told = micro_batch(case, ranks(case, "learner"), BESIDE_TOKENS)
         tokens = case[keys[2]]
         told.theirs = {
             "train.batch_size": case.responses,

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from decimal import Decimal
 from typing import Any
 
+from analysis.export.places import PLACES
 from analysis.export.rules import Applied, Var, shown
 from rlhf_core.config import TrialConfig, dump_yaml, flatten, nest
 
@@ -32,14 +33,28 @@ def report(applied: Applied, config: TrialConfig) -> list[str]:
     lines = [count_line(applied), "", "Converted:"]
     for key, note in applied.converted.items():
         lines += _wrapped(f"{key} = {shown(flat[key])}: {note}")
-    by_reason: dict[str, list[str]] = {}
-    for key, why in applied.dropped.items():
-        plain = key in DEFAULTS and flat[key] == DEFAULTS[key]
-        by_reason.setdefault(why, []).append(key if plain else f"{key} = {shown(flat[key])}")
-    lines += ["", "Dropped (with the value where it is not the default):"]
-    for why, keys in by_reason.items():
-        lines += _wrapped(f"{', '.join(keys)}: {why}")
+    lines += ["", "Dropped (with the value where it is not the default):", *_dropped(applied, flat)]
     return [*lines, "", "Exported as they are:", *_wrapped(", ".join(applied.exported))]
+
+
+def _dropped(applied: Applied, flat: Mapping[str, Any]) -> list[str]:
+    """By reason: first what was set, then what is at its default, the places of roles in one line."""
+    plain = {key for key in applied.dropped if key in DEFAULTS and flat[key] == DEFAULTS[key]}
+    places = {key for key in plain if key.startswith(PLACES)}
+    groups: dict[tuple[bool, str], list[str]] = {}
+    for key, why in applied.dropped.items():
+        if key not in places:
+            text = key if key in plain else f"{key} = {shown(flat[key])}"
+            groups.setdefault((key in plain, why), []).append(text)
+    lines: list[str] = []
+    for (_, why), keys in sorted(groups.items(), key=lambda group: group[0][0]):
+        lines += _wrapped(f"{', '.join(keys)}: {why}")
+    if places:
+        reasons = dict.fromkeys(applied.dropped[key] for key in applied.dropped if key in places)
+        lines += _wrapped(
+            f"{PLACES}*, {len(places)} options at their defaults: {'; '.join(reasons)}"
+        )
+    return lines
 
 
 def _wrapped(text: str) -> list[str]:

@@ -61,12 +61,14 @@ class Told:
         theirs: Their settings; None leaves one out.
         notes: Our key -> how its value was converted.
         dropped: Our key -> what happens there instead.
+        written: Keys, each with a note, that are written though they have no effect here.
         refused: One line for each value that would make another algorithm, or a run that does not start.
     """
 
     theirs: dict[str, Any] = field(default_factory=dict)
     notes: dict[str, str] = field(default_factory=dict)
     dropped: dict[str, str] = field(default_factory=dict)
+    written: set[str] = field(default_factory=set)
     refused: list[str] = field(default_factory=list)
 
 
@@ -187,8 +189,11 @@ def apply_table(table: Table, config: TrialConfig, reason: Callable[[str], str])
     for rule in table:
         told, keys = rule.out(case), own_keys(rule.keys, case.flat)
         named.update(keys)
-        told.dropped |= {key: vain[key] for key in keys if key in vain}
-        left = {name: value for name, value in told.theirs.items() if value is not None}
+        told.dropped |= {key: vain[key] for key in keys if key in vain and key not in told.written}
+        # Nothing is said of what has no effect.
+        idle = bool(keys) and all(key in vain and key in told.dropped for key in keys)
+        said = {} if idle else told.theirs
+        left = {name: value for name, value in said.items() if value is not None}
         settings.append((left, {k: n for k, n in told.notes.items() if k not in told.dropped}))
         refused += told.refused
         dropped.update(told.dropped)

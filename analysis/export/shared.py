@@ -30,6 +30,7 @@ USUAL_WHITENING = {
     "reinforce_baseline": "mean_std",
 }
 ROLES = ("policy", "critic")
+BESIDE_TOKENS = "written as well; dynamic batches take its place"
 
 
 def path(value: Any) -> str | None:
@@ -131,12 +132,21 @@ def rank_responses(case: Case, gpus: int) -> tuple[int, list[str]]:
     ]
 
 
-def micro_batch(case: Case, gpus: int) -> tuple[int, Told]:
-    """Responses in one pass of one GPU, which must divide what that GPU has of a step."""
+def micro_batch(case: Case, gpus: int, beside_tokens: str) -> tuple[int, Told]:
+    """Responses in one pass of one GPU, which must divide what that GPU has of a step.
+
+    Args:
+        case: The configuration.
+        gpus: GPUs over which a step is spread.
+        beside_tokens: What the size is for there where passes are counted in tokens here.
+    """
     key, asked = "optim.micro_batch_size", case["optim.micro_batch_size"]
     mine, refused = rank_responses(case, gpus)
     size = divisor(mine, asked)
     told = Told(refused=refused)
+    if case["optim.micro_batch_tokens"] is not None:
+        told.notes[key] = beside_tokens
+        told.written.add(key)
     if size != asked:
         told.dropped[key] = (
             f"{size} is written, which divides the {mine} responses of a step on a GPU"

@@ -184,6 +184,8 @@ def _batches() -> Rule:
                 f" {mine}" if count == 1 else ""
             )
         if case[keys[3]] is not None:
+            told.notes[keys[2]] = "counts, since passes are counted in responses"
+            told.written.add(keys[2])
             told.dropped[keys[3]] = "passes are counted in responses"
         return told
 

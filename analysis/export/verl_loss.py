@@ -241,7 +241,9 @@ def _kl_out(case: Case) -> Told:
             told.dropped[PREFIX + "mode"] = "no KL is measured"
     if kl.measure and not loss and case.config.ppo.needs_groups:
         told.notes[PREFIX + "mode"] += "; the KL goes into the score before the baseline"
-    told.theirs |= {f"{CONTROL}type": kl.controller, f"{CONTROL}horizon": kl.horizon}
+    adaptive = kl.controller == "adaptive"
+    told.theirs |= {f"{CONTROL}type": kl.controller}
+    told.theirs |= {f"{CONTROL}horizon": kl.horizon} if adaptive else {}
     if adaptive:
         told.theirs[f"{CONTROL}target_kl"] = kl.target_per_token
         told.refused += per_token_target(case)

@@ -36,6 +36,7 @@ from analysis.export.rules import (
     whole_gpus,
 )
 from analysis.export.shared import (
+    BESIDE_TOKENS,
     every_iteration,
     in_turns,
     micro_batch,
@@ -175,7 +176,7 @@ def _batches() -> Rule:
 
     def out(case: Case) -> Told:
         prompts, count = case["rollout.prompts_per_iteration"], case[keys[0]]
-        size, told = micro_batch(case, _pool(case))
+        size, told = micro_batch(case, _pool(case), BESIDE_TOKENS)
         if prompts % count:
             told.refused.append(
                 f"ppo.minibatches must divide rollout.prompts_per_iteration for this target, but {prompts} / "

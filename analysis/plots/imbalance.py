@@ -100,4 +100,4 @@ def _draw_course(axes: Axes, points: pd.DataFrame) -> None:
     low, middle, high = (grouped.quantile(q) for q in (0.25, 0.5, 0.75))
     axes.fill_between(middle.index, low, high, color=style.SERIES[0], alpha=0.2, linewidth=0)
     axes.plot(middle.index, middle, color=style.SERIES[0], linewidth=1.6)
-    style.name_axes(axes, "iteration", title="all trials: median and quartiles")
+    style.name_axes(axes, style.ITERATION, title="all trials: median and quartiles")

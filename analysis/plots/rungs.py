@@ -103,7 +103,7 @@ def _draw_alive(axes: Axes, data: Survival) -> None:
         floor = top
     axes.set_ylim(0, None)
     axes.yaxis.set_major_locator(MaxNLocator(6, integer=True))
-    style.name_axes(axes, "iteration", "trials alive")
+    style.name_axes(axes, style.ITERATION, "trials alive")
 
 
 def _draw_agreement(axes: Axes, agreement: pd.DataFrame) -> None:
@@ -122,4 +122,4 @@ def _draw_agreement(axes: Axes, agreement: pd.DataFrame) -> None:
     axes.axhline(0, color="#bbbbbb", linewidth=0.8, zorder=1)
     axes.set_ylim(-1.02, 1.05)
     axes.legend(loc="lower right", frameon=False, fontsize=style.SMALL, labelcolor=style.INK)
-    style.name_axes(axes, "iteration", "agreement with the end")
+    style.name_axes(axes, style.ITERATION, "agreement with the end")

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 WIDTH = 8.0
 DPI = 200
 TEXT = 9.0
+ITERATION = "iteration"
 SMALL = 8.0
 INK = "#333333"
 FAINT = "#8a8a8a"
@@ -122,7 +123,11 @@ def say(figure: Figure, title: str, note: str = "") -> None:
 
 
 def name_axes(axes: Axes, x: str = "", y: str = "", title: str = "") -> None:
-    """Labels in the common size; the title stands at the left."""
+    """Labels in the common size; the title stands at the left. Iterations are counted in whole numbers."""
+    from matplotlib.ticker import MaxNLocator
+
+    if x == ITERATION:
+        axes.xaxis.set_major_locator(MaxNLocator(6, integer=True, steps=[1, 2, 5, 10]))
     if x:
         axes.set_xlabel(x, fontsize=TEXT, color=INK)
     if y:

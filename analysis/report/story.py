@@ -16,6 +16,7 @@ from analysis.statistics.hacking import hacking_signs
 from analysis.statistics.importance import importance
 from analysis.sweep import Sweep
 from rlhf_core.errors import ConfigError
+from rlhf_core.metrics import MEASURES
 
 SENTENCES = 5
 _RESAMPLES = 20
@@ -100,9 +101,10 @@ def _judged(sweep: Sweep, best: str) -> str:
     which = {None: "test prompts", 0: "prompts never trained on"}.get(
         trained_on, f"prompts, {trained_on} of them trained on"
     )
-    reward = "optimised" if judged.get("metric") == "proxy" else "held-out"
+    measured = str(judged.get("metric") or "")
+    reward = f"{MEASURES.get(measured, measured)} reward".lstrip()
     return (
-        f"On {prompts} {which}, its {reward} reward went from {number(before)} to "
+        f"On {prompts} {which}, its {reward} went from {number(before)} to "
         f"{number(after)}, a gain of {number(gain)} ± {number(error, 2)} (standard error)."
     )
 

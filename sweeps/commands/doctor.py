@@ -9,7 +9,12 @@ from sweeps.terminal import make_console
 
 
 def register(subparsers: Any) -> None:
-    parser = subparsers.add_parser("doctor", help="check this installation")
+    parser = subparsers.add_parser(
+        "doctor",
+        help="check this installation",
+        description="Check what is installed, whether names of packages clash, which devices there are and "
+        "whether Ray starts; each thing that is wrong comes with its remedy. The exit code is 1 then.",
+    )
     parser.set_defaults(run=run)
 
 

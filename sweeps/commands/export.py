@@ -23,7 +23,12 @@ def register(subparsers: Any) -> None:
         description="Write the best trial of a run directory, or a TrialConfig file, as a launch script or "
         "configuration of another framework; or the trials as a table or an Optuna study.",
     )
-    parser.add_argument("source", type=Path, metavar="DIR|FILE")
+    parser.add_argument(
+        "source",
+        type=Path,
+        metavar="DIR|FILE",
+        help="a run directory, or YAML or JSON of a TrialConfig",
+    )
     parser.add_argument(
         "--to", required=True, metavar="TARGET", help=", ".join((*CONFIGS, *TRIALS))
     )

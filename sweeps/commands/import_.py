@@ -15,10 +15,23 @@ def register(subparsers: Any) -> None:
         description="Read a launch script, program or configuration of another framework and write it as a "
         "TrialConfig, with everything that has no counterpart in its first lines.",
     )
-    parser.add_argument("file", type=Path, metavar="FILE")
-    parser.add_argument("--from", dest="target", required=True, choices=("openrlhf", "verl", "trl"))
+    parser.add_argument(
+        "file",
+        type=Path,
+        metavar="FILE",
+        help="script, program, YAML or JSON, or a file with bare flags; nothing in it is executed",
+    )
+    parser.add_argument(
+        "--from",
+        dest="target",
+        required=True,
+        choices=("openrlhf", "verl", "trl"),
+        help="the framework it is for",
+    )
     parser.add_argument("--version", help="version of the framework (default: what fits the file)")
-    parser.add_argument("--out", type=Path, metavar="FILE", help="where to write the YAML")
+    parser.add_argument(
+        "--out", type=Path, metavar="FILE", help="where to write the YAML (default: the terminal)"
+    )
     parser.set_defaults(run=run)
 
 
@@ -37,6 +50,7 @@ def run(args: argparse.Namespace) -> int:
         with writing(args.out):
             args.out.write_text(text, encoding="utf-8")
         print(f"{args.out} is written", file=sys.stderr)
-    for line in made.report():
-        print(line, file=sys.stderr)
+        # Without --out the first lines on the terminal are these already.
+        for line in made.report():
+            print(line, file=sys.stderr)
     return 0

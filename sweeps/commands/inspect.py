@@ -23,7 +23,9 @@ def register(subparsers: Any) -> None:
         description="Draw which role of which trial sits in which bundle of which node: from a run directory, "
         "running or not, or the placement groups of a live Ray cluster.",
     )
-    parser.add_argument("directory", nargs="?", type=Path, metavar="DIR")
+    parser.add_argument(
+        "directory", nargs="?", type=Path, metavar="DIR", help="a run directory; or name --address"
+    )
     parser.add_argument("--trial", metavar="ID", help="one trial in detail")
     parser.add_argument(
         "--address", metavar="ADDRESS", help="a live cluster instead: auto or HOST:PORT"

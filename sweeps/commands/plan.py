@@ -17,8 +17,14 @@ if TYPE_CHECKING:
 
 
 def register(subparsers: Any) -> None:
-    parser = subparsers.add_parser("plan", help="show placement, concurrency and cost of a sweep")
-    parser.add_argument("sweep", metavar="FILE|PRESET")
+    parser = subparsers.add_parser(
+        "plan",
+        help="show placement and concurrency of a sweep",
+        description="Show where the roles of a trial would go, how many trials run at once and what limits them, "
+        "which GPUs stay unused, and what object stores should hold. Nothing is started; the exit code is 2 "
+        "where a trial fits nowhere.",
+    )
+    parser.add_argument("sweep", metavar="FILE|PRESET", help="sweep.yaml, or a preset's name")
     add_set_option(parser, "cluster.rehearse.gpus=8")
     parser.set_defaults(run=run)
 

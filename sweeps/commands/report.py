@@ -17,7 +17,9 @@ def register(subparsers: Any) -> None:
         description="Write what was asked, what was found, leaderboard, plots, failures, budget and "
         "reproducibility of a sweep, running or not, as one HTML file. Several sweeps become one report.",
     )
-    parser.add_argument("directory", type=Path, nargs="+", metavar="DIR")
+    parser.add_argument(
+        "directory", type=Path, nargs="+", metavar="DIR", help="one run directory or several"
+    )
     parser.add_argument(
         "--out", type=Path, metavar="FILE", help="the page; by default DIR/report.html"
     )

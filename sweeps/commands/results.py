@@ -12,14 +12,26 @@ import analysis
 from sweeps.record import strict_json
 from sweeps.terminal import make_console, print_judgement
 
+DIRECTORY = "a run directory, which `rlhf-sweep run` wrote or is writing"
+
 
 def register(subparsers: Any) -> None:
-    status = subparsers.add_parser("status", help="show how far a sweep is, running or not")
-    status.add_argument("directory", type=Path, metavar="DIR")
+    status = subparsers.add_parser(
+        "status",
+        help="show how far a sweep is, running or not",
+        description="Show how many trials of a run directory have ended, and how, what runs now and how far "
+        "it is, and the best trial so far. It only reads, also while the sweep runs.",
+    )
+    status.add_argument("directory", type=Path, metavar="DIR", help=DIRECTORY)
     status.add_argument("--json", action="store_true", help="for programs")
     status.set_defaults(run=run_status)
-    best = subparsers.add_parser("best", help="show the best trial of a sweep")
-    best.add_argument("directory", type=Path, metavar="DIR")
+    best = subparsers.add_parser(
+        "best",
+        help="show the best trial of a sweep",
+        description="Show the best trial of a run directory that may be chosen: its objective, its parameters, "
+        "its last judgement where there is one, and how to run it alone.",
+    )
+    best.add_argument("directory", type=Path, metavar="DIR", help=DIRECTORY)
     best.add_argument("--json", action="store_true", help="for programs")
     best.set_defaults(run=run_best)
 

@@ -8,7 +8,12 @@ from typing import Any
 
 
 def register(subparsers: Any) -> None:
-    parser = subparsers.add_parser("schema", help="print the JSON schema of sweep.yaml")
+    parser = subparsers.add_parser(
+        "schema",
+        help="print the JSON schema of sweep.yaml",
+        description="Print the JSON schema of sweep.yaml, or of a trial's file: an editor that knows it "
+        "completes keys and marks what is wrong.",
+    )
     parser.add_argument("--trial", action="store_true", help="of a trial's file instead")
     parser.set_defaults(run=run)
 

@@ -18,7 +18,9 @@ def register(subparsers: Any) -> None:
         description="Run one trial from a TrialConfig file, such as the best.yaml of a sweep, or "
         f"from a preset ({', '.join(preset_names())}).",
     )
-    parser.add_argument("config", metavar="FILE|PRESET")
+    parser.add_argument(
+        "config", metavar="FILE|PRESET", help="YAML or JSON of a TrialConfig, or a preset's name"
+    )
     parser.add_argument("--out", type=Path, help="folder for metrics.jsonl and checkpoints")
     parser.add_argument(
         "--resume", action="store_true", help="go on from the latest checkpoint in --out"

@@ -89,7 +89,7 @@ class Builder:
         self.append(f"trials/{trial}/metrics.jsonl", line)
 
     def end(self, trial: str, outcome: str, value: float | None = None, **fields: Any) -> None:
-        durations = {"queue": 0.5, "placement": 0.1, "start": 3.0, "run": 20.0, "stop": 0.1}
+        durations = {"queue": 0.5, "start": 3.1, "load": 2.0, "run": 20.0, "stop": 0.1}
         self.state(
             trial,
             "ended",

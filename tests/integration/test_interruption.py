@@ -63,16 +63,18 @@ class Running:
             time.sleep(0.2)
         raise AssertionError(f"no trial was {state} within {seconds} s")
 
-    def left(self) -> list[str]:
-        """Processes that this run started and that still live."""
-        found = []
+    def processes(self) -> Iterator[tuple[psutil.Process, str]]:
+        """Processes that this run started and that still live, with their names; others' may end meanwhile."""
         for process in psutil.process_iter():
             try:
                 if process.environ().get(MARK) == self.mark:
-                    found.append(" ".join(process.cmdline())[:100] or process.name())
+                    yield process, " ".join(process.cmdline())[:100] or process.name()
             except psutil.Error:
                 continue
-        return found
+
+    def left(self) -> list[str]:
+        """What still lives, by name."""
+        return [name for _, name in self.processes()]
 
     def settled(self, seconds: float = 20) -> list[str]:
         """What is left after some time to end."""
@@ -187,11 +189,7 @@ def test_a_killed_driver_leaves_a_directory_that_loads(running: Running) -> None
 
 def test_a_cluster_without_nodes_ends_the_sweep(running: Running) -> None:
     running.wait_for("started")
-    raylets = [
-        process
-        for process in psutil.process_iter()
-        if process.name() == "raylet" and process.environ().get(MARK) == running.mark
-    ]
+    raylets = [process for process, _ in running.processes() if process.name() == "raylet"]
     assert len(raylets) == 1
     raylets[0].kill()
     output = running.process.communicate(timeout=150)[0]

@@ -8,6 +8,7 @@ import shutil
 
 import pandas as pd
 import pytest
+from run_directories import Builder
 
 import analysis
 from analysis.metrics_files import CACHE
@@ -163,6 +164,55 @@ def test_a_sweep_without_trials_joins(two, builder):
     both = analysis.load([builder.path, two[0]])
     assert len(both.trials) == 3
     assert both.trials["number"].dtype == "Int64"
+
+
+def test_equal_names_give_way_to_directories_and_those_to_numbers(tmp_path):
+    places = ["a", "b", "x/run", "y/run"]
+    for place in places:
+        Builder(tmp_path / place).completed("t0000", 1.0)
+    ids = {
+        pair: list(analysis.load([tmp_path / places[i] for i in pair]).trials.index)
+        for pair in ((0, 1), (2, 3))
+    }
+    assert ids == {(0, 1): ["a/t0000", "b/t0000"], (2, 3): ["run/t0000", "run#2/t0000"]}
+
+
+def test_resources_are_summed_over_bundles(builder):
+    builder.begin("t0000")
+    builder.write(
+        "trials/t0000/placement.json",
+        {
+            "bundles": [{"index": 0, "cpus": 0.1}, {"index": 1, "gpus": 1.0}],
+            "workers": [{"name": name, "bundle": 1} for name in ("rollout", "learner")],
+        },
+    )
+    placements = analysis.load(builder.path).placements
+    assert placements["gpus"].sum() == 2
+    assert placements.drop_duplicates(["trial", "bundle"])["gpus"].sum() == 1
+
+
+def test_a_sweep_is_shown_in_a_line(every_outcome, two):
+    shown = repr(analysis.load(every_outcome.path))
+    assert shown.startswith("Sweep('synthetic': 3 not ended, 2 completed, ")
+    assert "1 failed" in shown
+    assert shown.endswith("; best t0001, eval/heldout 2)")
+    assert len(shown) < 160
+    assert "; best sim" in repr(analysis.load(list(two)))
+    info = {k: v for k, v in every_outcome.info.items() if k != "objective"}
+    every_outcome.write("sweep.json", info)
+    assert "best" not in repr(analysis.load(every_outcome.path))
+
+
+def test_a_sweep_that_has_just_begun_is_shown_too(builder):
+    assert repr(analysis.load(builder.path)) == "Sweep('synthetic': no trials)"
+
+
+def test_every_duration_that_a_sweep_writes_has_a_column(builder):
+    """What the driver writes, as far as a trial of its own has them, without an empty one beside."""
+    builder.completed("t0000", 1.0)
+    spent = analysis.load(builder.path).trials.filter(like="duration.")
+    assert list(spent) == [f"duration.{name}" for name in ("queue", "start", "load", "run", "stop")]
+    assert spent.notna().all(axis=None)
 
 
 def test_parquet_and_csv_out_and_back(every_outcome, tmp_path):

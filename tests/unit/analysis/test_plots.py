@@ -171,3 +171,16 @@ def test_column_labels_stay_distinct():
     long = ["x" * 12 + "1" + "y" * 12, "x" * 12 + "2" + "y" * 12]
     assert column_labels(long) == long
     assert column_labels(["p" * 30, "q"]) == ["p" * 10 + "…" + "p" * 10, "q"]
+
+
+def test_iterations_and_trials_are_counted_in_whole_numbers(builder):
+    """A sweep of two trials and one iteration would else have ticks at a quarter of them."""
+    for trial in ("t0000", "t0001"):
+        builder.begin(trial)
+        builder.report(trial, 0, eval__heldout=0.0)
+        builder.report(trial, 1, eval__heldout=1.0)
+        builder.end(trial, "completed", 1.0)
+    figure = analysis.plot_survival(analysis.load(builder.path))
+    for axes in figure.axes:
+        assert all(float(tick).is_integer() for tick in axes.get_xticks())
+    assert all(float(tick).is_integer() for tick in figure.axes[0].get_yticks())

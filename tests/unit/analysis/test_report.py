@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 from html.parser import HTMLParser
@@ -69,6 +70,18 @@ def test_five_sentences_of_numbers(recorded):
     assert "t0001" in said[1]
     assert "256 prompts never trained on" in said[2]
     assert "-0.0488 to 0.67, a gain of 0.718 ± 0.029" in said[2]
+
+
+@pytest.mark.parametrize(
+    ("metric", "reward"),
+    [("proxy", "its optimised reward"), ("heldout", "its held-out reward"), (None, "its reward")],
+)
+def test_the_judgement_names_the_reward_it_is_of(recorded, metric, reward):
+    stored = json.loads((recorded / "best.json").read_bytes())
+    stored["judgement"]["metric"] = metric
+    (recorded / "best.json").write_text(json.dumps(stored))
+    said = story.found(analysis.load(recorded))
+    assert f"{reward} went from -0.0488 to 0.67" in said[2]
 
 
 def test_differences_from_the_default(recorded):

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import argparse
 import json
 import shutil
 import sys
@@ -237,6 +238,22 @@ def test_every_command_has_help(capsys: pytest.CaptureFixture[str]) -> None:
             build_parser().parse_args([command, "--help"])
         assert stop.value.code == 0
     assert "TrialConfig" in capsys.readouterr().out
+
+
+def test_every_command_says_what_it_does_and_what_it_takes() -> None:
+    (commands,) = (
+        action
+        for action in build_parser()._actions
+        if isinstance(action, argparse._SubParsersAction)
+    )
+    silent = [name for name, parser in commands.choices.items() if not parser.description]
+    silent += [
+        f"{name} {action.metavar or action.dest}"
+        for name, parser in commands.choices.items()
+        for action in parser._actions
+        if not action.help
+    ]
+    assert silent == []
 
 
 def test_a_trial_is_only_resumed_as_what_it_was(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pandas as pd
+import pytest
 
 from rlhf_core.config import TrialConfig, apply
 from rlhf_core.runtime.placement import Node, PlacementPlan, assign, plan_trial
@@ -53,13 +54,46 @@ def test_roles_of_one_gpu_stand_side_by_side_on_it() -> None:
 
 def test_recorded_devices_are_drawn_where_they_are() -> None:
     record = planned(plan("split"), [0] * 7)
-    for worker, device in zip(record["workers"], "003210", strict=True):
+    for worker, device in zip(record["workers"], "003214", strict=True):
         worker["gpus"] = [device]
-    lines = draw_trial("t0000", record, numbered([Node("big", 64.0, 4.0, 512.0)]))
+    lines = draw_trial("t0000", record, numbered([Node("big", 64.0, 5.0, 512.0)]))
     cells = {line[8:18].strip(): line[line.index("|") :] for line in lines if "|" in line}
-    assert cells["rollout 1"] == "|   ###|      |      |      |"
-    assert cells["learner 0"] == "|      |      |      |######|"
-    assert cells["reference"] == "|      |######|      |      |"
+    assert cells["rollout 1"] == "|  ##|    |    |    |    |"
+    assert cells["learner 0"] == "|    |    |    |####|    |"
+    assert cells["reference"] == "|    |####|    |    |    |"
+
+
+def shared_by(count: int, shares: list[float], gpus: float) -> list[str]:
+    """The cells of workers that share the first device of a node."""
+    workers = [
+        {"name": "rollout", "index": i, "bundle": 0, "share": {"gpus": share}, "gpus": ["0"]}
+        for i, share in enumerate(shares[:count])
+    ]
+    record = {"bundles": [{"index": 0, "node": "0"}], "workers": workers}
+    lines = draw_trial("t0000", record, numbered([Node("big", 64.0, gpus, 512.0)]))
+    assert max(map(len, lines)) <= WIDTH
+    return [line[line.index("|") :].split("|")[1] for line in lines if "|" in line][1:]
+
+
+@pytest.mark.parametrize("gpus", [1.0, 4.0, 5.0, 6.0, 8.0])
+@pytest.mark.parametrize("shares", [[0.2] * 5, [0.5, 0.1, 0.1, 0.1, 0.1, 0.1], [0.125] * 8])
+def test_workers_of_one_gpu_are_never_drawn_over_each_other(
+    gpus: float, shares: list[float]
+) -> None:
+    cells = shared_by(len(shares), shares, gpus)
+    if "%" in cells[0]:
+        assert [cell.strip() for cell in cells] == [f"{share:.0%}" for share in shares]
+        return
+    columns = [column for cell in cells for column, mark in enumerate(cell) if mark == "#"]
+    assert len(columns) == len(set(columns))
+    assert all("#" in cell for cell in cells)
+    assert columns == sorted(columns)
+
+
+def test_more_sharers_than_columns_are_drawn_as_percentages() -> None:
+    assert shared_by(5, [0.2] * 5, 8.0) == [" 20%"] * 5
+    assert shared_by(4, [0.2] * 5, 8.0) == ["#   ", " #  ", "  # ", "   #"]
+    assert shared_by(8, [0.125] * 8, 4.0)[1] == " #      "
 
 
 def test_a_bundle_of_several_gpus_takes_whole_ones_beside_shares() -> None:
@@ -155,8 +189,8 @@ def test_busy_shares_are_means_after_the_first_evaluation() -> None:
         "",
         "Mean seconds of an iteration, and its critical path",
         "trial  seconds",
-        "a            2  rollout_wait 30% -> update 50% (learner, all-reduce 5%)",
-        "b            1  rollout_wait 50%",
+        "a            2  rollout_wait 30% -> update 50% (learner, all-reduce 5%), rest 20%",
+        "b            1  rollout_wait 50%, rest 50%",
     ]
     more = frame.assign(**{"util/imbalance": 0.1})
     lines = busy_lines(more, ["a"])
@@ -166,3 +200,32 @@ def test_busy_shares_are_means_after_the_first_evaluation() -> None:
         "a          50%      30%        10%",
     ]
     assert busy_lines(frame[["trial", "iteration"]], ["a"]) == []
+
+
+def older(**seconds: list[float | None]) -> list[str]:
+    """The path of a trial whose recording has no stages."""
+    times = {f"time/{name}": values for name, values in seconds.items()}
+    frame = pd.DataFrame({"trial": ["a", "a"], "iteration": [1, 2], **times})
+    return [line[16:] for line in busy_lines(frame, ["a"])[2:]]
+
+
+def test_phases_stand_for_stages_that_were_not_timed() -> None:
+    phases: dict[str, list[float | None]] = {
+        "iteration": [2.0, 2.0],
+        "generate": [0.4, 0.4],
+        "values": [0.1, 0.1],
+        "reference": [0.2, 0.2],
+        "score": [0.1, 0.1],
+        "learner": [0.8, 0.8],
+        "critic": [0.2, 0.2],
+        "eval": [0.4, None],
+        "checkpoint": [0.01, None],
+    }
+    assert older(**phases) == [
+        "generate 20% -> values 5% -> reference 10% -> score 5% -> learner 40% -> critic 10%",
+        "-> eval 10%",
+    ]
+    side_by_side = older(**phases | {"learner": [1.2, 1.2], "critic": [1.0, 1.0]})
+    assert side_by_side == ["generate 20% -> reference 10% -> learner 60% -> eval 10%"]
+    assert older(iteration=[2.0, 2.0], sync=[0.5, 0.5]) == ["sync 25%, rest 75%"]
+    assert older(iteration=[2.0, 2.0]) == ["rest 100%"]

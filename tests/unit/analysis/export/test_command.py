@@ -15,7 +15,7 @@ from optuna.storages.journal import JournalFileBackend
 
 from analysis.export import FRAMEWORKS, PLAIN, TRIALS
 from analysis.export.render import variable_name
-from rlhf_core.config import flatten, load_trial, resolve_trial
+from rlhf_core.config import TrialConfig, flatten, load_trial, resolve_trial
 from sweeps.cli import main
 from sweeps.commands.export import CONFIGS
 from sweeps.commands.export import TRIALS as OFFERED
@@ -57,7 +57,10 @@ def test_a_launch_script_states_what_became_of_every_option(
     assert main(["export", str(RECORDED), "--to", "openrlhf", "--version", "0.11.1"]) == 0
     said = capsys.readouterr()
     values = flatten(load_trial(RECORDED / "best.yaml"))
-    assert [key for key in values if key not in said.out] == []
+    places = flatten(TrialConfig())
+    plain = [k for k in values if k.startswith("resources.roles.") and values[k] == places[k]]
+    assert [key for key in values if key not in said.out and key not in plain] == []
+    assert "resources.roles.*, " in said.out
     for searched in ("ppo.clip_range_low", "ppo.kl.coef", "optim.policy.lr"):
         assert f" {values[searched]}" in said.out
     assert "OpenRLHF 0.11.1" in said.out
@@ -121,6 +124,21 @@ def test_import_writes_a_configuration_with_what_it_left_out(
     assert config.budget.iterations == 10
     assert "# no counterpart, ds.zero_stage: 3" in out.read_text()
     assert "no counterpart, ds.zero_stage: 3" in capsys.readouterr().err
+
+
+def test_import_says_each_thing_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    script = tmp_path / "train.sh"
+    script.write_text(
+        "python3 -m openrlhf.cli.train_ppo_ray --vllm.num_engines 4 --ds.zero_stage 3"
+    )
+    note = "no counterpart, ds.zero_stage: 3"
+    assert main(["import", str(script), "--from", "openrlhf"]) == 0
+    said = capsys.readouterr()
+    assert (said.out + said.err).count(note) == 1
+    out = tmp_path / "trial.yaml"
+    assert main(["import", str(script), "--from", "openrlhf", "--out", str(out)]) == 0
+    assert capsys.readouterr().err.count(note) == 1
+    assert out.read_text().count(note) == 1
 
 
 @pytest.mark.parametrize(

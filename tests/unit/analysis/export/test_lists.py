@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import Any
 
 import pytest
 
+from analysis.export.render import report
 from analysis.export.rules import apply_table
 from analysis.export.targets import FRAMEWORKS, Target, framework
-from rlhf_core.config import TrialConfig, flatten, known_keys, resolve_trial
+from rlhf_core.config import TrialConfig, apply, flatten, known_keys, resolve_trial
 
 ROLES = ("rollout", "learner", "critic", "reference", "reward", "fused")
 TARGETS = [*FRAMEWORKS.values(), framework("deepspeed"), framework("deepspeed", "critic")]
@@ -44,6 +46,9 @@ DEEPSPEED = """
     optim.critic.horizon_iterations optim.critic.min_lr_ratio
 """
 NAMED = {"reward": {"extra": {"style": {"model": "org/style"}, "brevity": {"function": "a.b:c"}}}}
+
+
+HEADING = "Dropped (with the value where it is not the default):"
 
 
 def ruled(target: Target, version: str) -> list[str]:
@@ -90,6 +95,58 @@ def test_deepspeed_takes_these_options_only(role: str) -> None:
 def test_what_no_rule_names_is_dropped_with_a_reason() -> None:
     applied = apply_table((), TrialConfig(), lambda key: f"no rule for {key}")
     assert applied.dropped == {key: f"no rule for {key}" for key in flatten(TrialConfig())}
+
+
+def replaced(group: Any, key: str, value: object) -> Any:
+    """A configuration with another value, which no rule of it is asked about."""
+    name, _, below = key.partition(".")
+    inner = replaced(getattr(group, name), below, value) if below else value
+    return group.model_copy(update={name: inner})
+
+
+VAIN = [
+    {},
+    {"ppo.advantage": "rloo", "rollout.samples_per_prompt": 4},
+    {"ppo.kl.controller": "adaptive", "ppo.kl.target_per_token": 0.1},
+    {"ppo.correction.kind": "tis"},
+    {"optim.micro_batch_tokens": 4096, "sync.mode": "async"},
+]
+
+
+@pytest.mark.parametrize(("target", "version"), CASES)
+@pytest.mark.parametrize("values", VAIN, ids=str)
+def test_what_has_no_effect_is_not_written(
+    target: Target, version: str, values: dict[str, object]
+) -> None:
+    config, table = apply(TrialConfig(), values), target.rules(version)
+    applied = apply_table(table, config, str)
+    for key, why in applied.dropped.items():
+        if "has no effect" in why:
+            other = apply_table(table, replaced(config, key, 3), str)
+            assert other.theirs == applied.theirs, key
+
+
+@pytest.mark.parametrize(("target", "version"), CASES)
+def test_what_was_set_and_is_dropped_stands_first(target: Target, version: str) -> None:
+    values = {"reward.missing_eos_penalty": 2.0, "resources.cpus_per_gpu": 3.0, "seed": 5}
+    values |= {"resources.roles.reward.cpus": 7.0, "sync.timeout_s": 99.0, "eval.seed": 5}
+    config = apply(TrialConfig(), values)
+    applied = target.apply(config, version)
+    lines = report(applied, config)
+    dropped = " ".join(lines[lines.index(HEADING) + 1 : lines.index("Exported as they are:")])
+    changed = [key for key in values if key in applied.dropped]
+    assert "resources.roles.reward.cpus" in changed
+    at_default = min(
+        place
+        for key in applied.dropped
+        if key not in values and not key.startswith("resources.roles.")
+        if (place := f" {dropped} ".find(f" {key}")) >= 0
+    )
+    assert all(dropped.index(f"{key} = ") < at_default for key in changed)
+    (summary,) = [line for line in lines if "resources.roles.*" in line]
+    left = [k for k in applied.dropped if k.startswith("resources.roles.") and k not in values]
+    assert f"{len(left)} options at their defaults" in summary
+    assert not any(f"{key}," in dropped or f"{key}:" in dropped for key in left)
 
 
 @pytest.mark.parametrize(("target", "version"), CASES)
