@@ -308,6 +308,9 @@ def scarce(plan: PlacementPlan, nodes: Sequence[Node]) -> tuple[str, ...]:
     They are those of which more, of each alone or else of all together, would let another trial in.
     """
     free = _after(plan, nodes)
+    if assign(plan, free) is not None:
+        # More fit than are looked at.
+        return ()
     units = [unit for unit in _totals(plan) if _totals(plan)[unit] > 0]
     alone = tuple(u for u in units if assign(plan, _boundless(free, [u])) is not None)
     if alone or assign(plan, _boundless(free, units)) is None:

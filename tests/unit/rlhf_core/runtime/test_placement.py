@@ -309,6 +309,7 @@ def test_where_a_rule_is_in_the_way_nothing_runs_out() -> None:
     assert scarce(plan, [_node(1.5, 0, 0, "a"), _node(1.5, 0, 0, "b")]) == ("CPUs",)
     labelled = replace(plan, bundles=(Bundle("a", 1, 0, 0, labels=(("zone", "a"),)),))
     assert scarce(labelled, [_node(64, 8, 500)]) == ()
+    assert scarce(_bundles((1, 0, 0)), [_node(1000, 0, 0)]) == ()
 
 
 def test_more_bundles_than_python_has_frames_are_placed() -> None:
