@@ -107,7 +107,7 @@ class Sweep:
 
         try:
             trial = best(self)
-            return f"; best {trial}, {self.metric} {self.trials.loc[trial, 'value']:.4g}"
+            return f"; best {trial}, {self.metric} {float(self.trials['value'][trial]):.4g}"
         except ConfigError:
             return ""
 
