@@ -80,7 +80,8 @@ def render() -> str:
         "",
         *options(SweepConfig, skip=("base", "space")),
         "",
-        "`base` is a trial preset's name or a trial's options (with `extends: PRESET`);",
+        "`base` is a trial preset's name, a file (.yaml, .yml, .json) or a trial's options (with "
+        "`extends: PRESET|FILE`);",
         "`space` is a space preset's name",
         "or `{dotted key: domain}` with domains `{float: [low, high], log: true}`, `{int: [low, high]}`,",
         "`{choice: [...]}`, `{constant: value}`, each optionally with `when: {other key: value}`.",

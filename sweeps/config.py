@@ -190,7 +190,8 @@ class SweepConfig(Group):
     base: TrialConfig | dict[str, Any] = Field(
         default_factory=dict,
         description="What a trial has where the space says nothing: a TrialConfig, or with "
-        "'extends' the name of a preset and what differs from it.",
+        "'extends' the name of a preset, or a file (.yaml, .yml, .json) of a TrialConfig, and what "
+        "differs from it.",
     )
     space: dict[str, Any] = Field(
         default_factory=dict,

@@ -17,6 +17,9 @@ from sweeps.config import Constraint, SweepConfig
 from sweeps.decide.guards import GUARDED
 from sweeps.programs.base import TrialProgram, load_program
 
+# Endings by which ``base`` tells a file from a preset.
+FILES = (".yaml", ".yml", ".json")
+
 
 @dataclass(frozen=True)
 class Loaded:
@@ -97,7 +100,7 @@ def _overridden(values: dict[str, Any], overrides: Mapping[str, Any], name: str)
     base = values.get("base", {})
     if not isinstance(base, Mapping | None):
         raise ConfigError(
-            f"{name}: base is a preset's name or a mapping of options, but is {base!r}"
+            f"{name}: base is a preset's name, a file or a mapping of options, but is {base!r}"
         )
     return values
 
@@ -116,9 +119,22 @@ def _with_affinity(base: dict[str, Any], config: SweepConfig, name: str) -> dict
 
 
 def _expand_base(values: dict[str, Any]) -> dict[str, Any]:
-    """``base: NAME`` is short for ``base: {extends: NAME}``."""
+    """``base: NAME`` is short for ``base: {extends: NAME}``; what a file holds is put in the place of its name."""
     base = values.get("base")
-    return {**values, "base": {"extends": base}} if isinstance(base, str) else values
+    base = {"extends": base} if isinstance(base, str) else base
+    read: list[str] = []
+    while isinstance(base, Mapping) and _names_file(base.get("extends")):
+        file = str(base["extends"])
+        if file in read:
+            raise ConfigError(f"base.extends: {file} extends itself by way of {', '.join(read)}")
+        read.append(file)
+        own = {key: value for key, value in base.items() if key != "extends"}
+        base = merge(read_mapping(Path(file).expanduser()), own)
+    return {**values, "base": base} if "base" in values else values
+
+
+def _names_file(extends: object) -> bool:
+    return isinstance(extends, str) and Path(extends).suffix in FILES
 
 
 def _read_space(spaced: object, name: str) -> Space:

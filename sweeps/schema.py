@@ -9,6 +9,7 @@ from rlhf_core.config import TrialConfig, known_keys, preset_names
 from rlhf_core.config.fields import NAME
 from search_spaces import presets
 from sweeps.config import SweepConfig
+from sweeps.load import FILES
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
@@ -23,16 +24,22 @@ def trial_schema() -> dict[str, Any]:
 def sweep_schema() -> dict[str, Any]:
     """Schema of sweep.yaml."""
     schema = SweepConfig.model_json_schema()
-    schema["$defs"]["TrialConfig"]["properties"]["extends"] = {"enum": list(preset_names())}
+    named = {"anyOf": [{"enum": list(preset_names())}, _file_schema()]}
+    schema["$defs"]["TrialConfig"]["properties"]["extends"] = named
     schema["properties"]["base"] = {
-        "description": "A trial preset, or what differs from one.",
-        "anyOf": [{"enum": list(preset_names())}, {"$ref": "#/$defs/TrialConfig"}],
+        "description": "A trial preset, a file of a TrialConfig, or what differs from one.",
+        "anyOf": [*named["anyOf"], {"$ref": "#/$defs/TrialConfig"}],
     }
     schema["properties"]["space"] = {
         "description": "A space preset, or {dotted key: domain}.",
         "anyOf": [{"enum": list(presets.names())}, _space_schema()],
     }
     return {"$schema": DIALECT, "title": "rlhf-sweeps sweep", **schema}
+
+
+def _file_schema() -> dict[str, Any]:
+    endings = "|".join(map(re.escape, FILES))
+    return {"type": "string", "pattern": f"({endings})$"}
 
 
 def _space_schema() -> dict[str, Any]:

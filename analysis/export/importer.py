@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from analysis.export.effect import without_effect
+from analysis.export.places import shares_of_memory
 from analysis.export.read import read_openrlhf, read_trl, read_verl
 from analysis.export.rules import Var, names_of, read_back
 from analysis.export.targets import FRAMEWORKS, Target
@@ -31,6 +32,7 @@ class Imported:
         unread: Our keys -> why their setting could not be taken over; they have their defaults.
         unknown: Settings without a counterpart here, with their values.
         open: Settings that the file takes from a variable, with its name.
+        notes: Our keys -> how what was taken over works otherwise here.
     """
 
     config: TrialConfig
@@ -38,10 +40,12 @@ class Imported:
     unread: dict[str, str]
     unknown: dict[str, Any]
     open: dict[str, str]
+    notes: dict[str, str]
 
     def report(self) -> list[str]:
-        """Everything that was not taken over, as lines."""
-        lines = [f"not taken over, {key}: {why}" for key, why in self.unread.items()]
+        """Everything that was not taken over, or works otherwise here, as lines."""
+        lines = [f"note, {key}: {what}" for key, what in self.notes.items()]
+        lines += [f"not taken over, {key}: {why}" for key, why in self.unread.items()]
         lines += [f"left open, {name}: {variable}" for name, variable in self.open.items()]
         lines += [f"no counterpart, {name}: {value}" for name, value in self.unknown.items()]
         return lines
@@ -51,7 +55,7 @@ def import_text(target: str, text: str, source: str, version: str | None = None)
     """Read a launch script, program or configuration.
 
     Settings that the text leaves out have the defaults of the framework, not ours: the result is what would
-    run there.
+    run there, but for what ``Imported.report`` lists.
 
     Args:
         target: ``openrlhf``, ``verl`` or ``trl``.
@@ -80,6 +84,7 @@ def import_text(target: str, text: str, source: str, version: str | None = None)
         unread=unread,
         unknown={name: value for name, value in given.items() if name not in known},
         open={n: v.name for n, v in given.items() if n in known and isinstance(v, Var)},
+        notes=shares_of_memory(config),
     )
 
 

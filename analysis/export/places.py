@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from analysis.export.rules import Case, Told, Unreadable, drop, whole_gpus
-from rlhf_core.config import ROLES
+from rlhf_core.config import ROLES, TrialConfig
 
 PLACES = "resources.roles."
 KEYS = (
@@ -137,3 +137,18 @@ def engines_on(gpus: int, tensor: int) -> int:
     if tensor < 1 or gpus % tensor:
         raise Unreadable(f"engines of {tensor} GPUs do not divide {gpus} GPUs")
     return gpus // tensor
+
+
+def shares_of_memory(config: TrialConfig) -> dict[str, str]:
+    """What sharing means here: a part of the memory too, where processes there take turns with all of it."""
+    resources, key = config.resources, KEYS[1]
+    groups = resources.colocate if resources.layout == "colocated" else ()
+    counts = [len(set(group.roles) & set(config.roles)) for group in groups]
+    if not counts or max(counts) < 2:
+        return {}
+    most = max(counts)
+    return {
+        key: f"each of {most} roles has {1 / most:.3g} of a GPU here, and no more than that of its memory, where "
+        f"processes there take turns with all of it; set {PLACES}ROLE.share where one needs more, or "
+        f"{KEYS[0]} split"
+    }

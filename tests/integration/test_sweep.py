@@ -141,6 +141,7 @@ def test_roles_in_processes_compute_what_one_process_computes(
 
 
 @pytest.mark.long
+@pytest.mark.timeout(900)
 def test_a_warm_sweep_is_a_cold_one_bit_for_bit(runner: Any, tmp_path: Path) -> None:
     """One of its trials fails, and the one after it has new processes."""
     functions = [f"sweep_helpers:{name}" for name in ("brevity", "broken", "letters")]

@@ -421,3 +421,33 @@ def test_a_key_below_a_preset_named_in_the_file_keeps_the_preset() -> None:
     loaded = load_sweep({"base": "tiny"}, {"base.budget.iterations": 2})
     assert loaded.base["extends"] == "tiny"
     assert loaded.program.resolve(loaded.base, {})["budget"]["iterations"] == 2
+
+
+def test_base_may_be_a_file_and_what_differs_from_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("start.yaml").write_text("extends: tiny\nppo: {epochs: 3, minibatches: 4}\n")
+    schema = jsonschema.Draft202012Validator(sweep_schema())
+    for base, epochs in (("start.yaml", 3), ({"extends": "start.yaml", "ppo": {"epochs": 5}}, 5)):
+        assert schema.is_valid({"base": base})
+        loaded = load_sweep({"base": base}, {"base.budget.iterations": 2})
+        config = loaded.program.resolve(loaded.base, {})
+        assert (config["ppo"]["epochs"], config["ppo"]["minibatches"]) == (epochs, 4)
+        assert config["budget"]["iterations"] == 2
+        # Workers have other working directories: nothing is left to be read there.
+        assert loaded.base["extends"] == "tiny"
+    replaced = load_sweep("quickstart", {"base": "start.yaml", "base.ppo.epochs": 6})
+    assert replaced.program.resolve(replaced.base, {})["ppo"]["epochs"] == 6
+
+
+def test_a_file_that_base_names_and_that_is_wrong_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert "none.yaml: cannot be read" in refusal({"base": "none.yaml"})
+    Path("a.yaml").write_text("extends: b.yaml\n")
+    Path("b.yaml").write_text("extends: a.yaml\n")
+    assert "a.yaml extends itself by way of a.yaml, b.yaml" in refusal({"base": "a.yaml"})
+    Path("wrong.yaml").write_text("ppo: {epoch: 3}\n")
+    assert "did you mean 'ppo.epochs'" in refusal({"base": "wrong.yaml"})

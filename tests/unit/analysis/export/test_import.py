@@ -267,3 +267,16 @@ def test_what_counts_is_taken_over_and_what_has_no_effect_is_not(
 ) -> None:
     """A configuration refuses an option beside another that switches it off."""
     assert subset(flatten(import_text(target, text, "x.sh").config), wanted) == wanted
+
+
+@pytest.mark.parametrize(
+    ("gpus", "roles", "share"),
+    [(8, "--algo.advantage.estimator gae", "5 roles has 0.2 of"), (1, "", None)],
+)
+def test_shared_gpus_are_noted_as_shares_of_memory(
+    gpus: int, roles: str, share: str | None
+) -> None:
+    flags = f"--train.colocate_all --actor.num_gpus_per_node {gpus} {roles}"
+    made = import_text("openrlhf", flags, "flags.txt")
+    noted = [line for line in made.report() if line.startswith("note, resources.colocate: ")]
+    assert [share in line for line in noted] == ([True] if share else [])
