@@ -15,6 +15,7 @@ from typing import Any
 from rlhf_core.config.trial import TrialConfig
 from rlhf_core.errors import ConfigError, nearest
 from rlhf_core.models.sources import problem_of_model
+from rlhf_core.paths import user_path
 from rlhf_core.tasks.builtin import RECIPES, ensure_builtin
 from rlhf_core.tasks.folder import TaskFolder
 from rlhf_core.tasks.recipe import Progress
@@ -114,7 +115,7 @@ def _source(model: str | None, function: str | None, offset: float) -> RewardSou
 
 def _place(source: str | None) -> str | None:
     """A folder written with ``~`` in full; a hub id as it is."""
-    return str(Path(source).expanduser()) if source and source.startswith("~") else source
+    return str(user_path(source)) if source and source.startswith("~") else source
 
 
 def _prompt_files(config: TrialConfig) -> dict[str, str | None]:
@@ -217,7 +218,7 @@ def read_prompts(path: Path, key: str = "data.prompts") -> list[dict[str, Any]]:
     """
     try:
         # Not splitlines(): JSON text may hold line separators of Unicode.
-        lines = path.expanduser().read_text(encoding="utf-8-sig").split("\n")
+        lines = user_path(path, key).read_text(encoding="utf-8-sig").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
         raise ConfigError(f"{key}: {str(path)!r} cannot be read: {reason}") from None

@@ -64,7 +64,7 @@ def import_text(target: str, text: str, source: str, version: str | None = None)
     """
     chosen = FRAMEWORKS[target]
     given = READERS[target](text, source)
-    release = chosen.version(version) if version else _best_fitting(chosen, given)
+    release = chosen.version(version) if version is not None else _best_fitting(chosen, given)
     table = chosen.rules(release)
     known = names_of(table)
     ours, unread = read_back(table, {name: v for name, v in given.items() if name in known})

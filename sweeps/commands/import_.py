@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import argparse
 import sys
-from pathlib import Path
 from typing import Any
+
+from sweeps.commands.files import add_overwrite_option, check_target, path_argument, writing
 
 
 def register(subparsers: Any) -> None:
@@ -15,18 +16,21 @@ def register(subparsers: Any) -> None:
         description="Read a launch script, program or configuration of another framework and write it as a "
         "TrialConfig, with everything that has no counterpart in its first lines.",
     )
-    parser.add_argument("file", type=Path, metavar="FILE")
+    parser.add_argument("file", type=path_argument, metavar="FILE")
     parser.add_argument("--from", dest="target", required=True, choices=("openrlhf", "verl", "trl"))
     parser.add_argument("--version", help="version of the framework (default: what fits the file)")
-    parser.add_argument("--out", type=Path, metavar="FILE", help="where to write the YAML")
+    parser.add_argument("--out", type=path_argument, metavar="FILE", help="where to write the YAML")
+    add_overwrite_option(parser)
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     from analysis.export import import_file
-    from sweeps.commands.export import writing
+    from analysis.files import replacing
     from sweeps.programs.describe import differences_as_yaml
 
+    if args.out is not None:
+        check_target(args.out, args.overwrite)
     made = import_file(args.target, args.file, args.version)
     title = f"Read from {args.file} ({args.target} {made.version}) by rlhf-sweep."
     comments = "".join(f"# {line}\n" for line in [title, *made.report()])
@@ -34,8 +38,8 @@ def run(args: argparse.Namespace) -> int:
     if args.out is None:
         sys.stdout.write(text)
     else:
-        with writing(args.out):
-            args.out.write_text(text, encoding="utf-8")
+        with writing(args.out), replacing(args.out) as draft:
+            draft.write_text(text, encoding="utf-8")
         print(f"{args.out} is written", file=sys.stderr)
     for line in made.report():
         print(line, file=sys.stderr)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlhf_core.errors import ConfigError, nearest
+from sweeps.commands.files import path_argument
 from sweeps.picture import draw_trial, draw_trials, with_services
 from sweeps.terminal import make_console
 
@@ -23,7 +24,7 @@ def register(subparsers: Any) -> None:
         description="Draw which role of which trial sits in which bundle of which node: from a run directory, "
         "running or not, or the placement groups of a live Ray cluster.",
     )
-    parser.add_argument("directory", nargs="?", type=Path, metavar="DIR")
+    parser.add_argument("directory", nargs="?", type=path_argument, metavar="DIR")
     parser.add_argument("--trial", metavar="ID", help="one trial in detail")
     parser.add_argument(
         "--address", metavar="ADDRESS", help="a live cluster instead: auto or HOST:PORT"

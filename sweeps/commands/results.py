@@ -9,17 +9,18 @@ from pathlib import Path
 from typing import Any
 
 import analysis
+from sweeps.commands.files import path_argument
 from sweeps.record import strict_json
 from sweeps.terminal import make_console, print_judgement
 
 
 def register(subparsers: Any) -> None:
     status = subparsers.add_parser("status", help="show how far a sweep is, running or not")
-    status.add_argument("directory", type=Path, metavar="DIR")
+    status.add_argument("directory", type=path_argument, metavar="DIR")
     status.add_argument("--json", action="store_true", help="for programs")
     status.set_defaults(run=run_status)
     best = subparsers.add_parser("best", help="show the best trial of a sweep")
-    best.add_argument("directory", type=Path, metavar="DIR")
+    best.add_argument("directory", type=path_argument, metavar="DIR")
     best.add_argument("--json", action="store_true", help="for programs")
     best.set_defaults(run=run_best)
 
