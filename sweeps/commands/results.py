@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import json
 import time
 from pathlib import Path
 from typing import Any
 
 import analysis
+from analysis import shapes
+from analysis.files import read_object
 from sweeps.commands.files import path_argument
 from sweeps.record import strict_json
 from sweeps.terminal import make_console, print_judgement
@@ -37,7 +38,8 @@ def run_status(args: argparse.Namespace) -> int:
 def run_best(args: argparse.Namespace) -> int:
     sweep = analysis.load(args.directory)
     trial = analysis.best(sweep)
-    params = _mapping(args.directory / f"trials/{trial}/params.json") or {}
+    place = f"trials/{trial}/params.json"
+    params = read_object(args.directory / place, place, [], shapes.PARAMS) or {}
     document = {
         "trial": trial,
         "objective": sweep.objective.metric,
@@ -65,19 +67,10 @@ def run_best(args: argparse.Namespace) -> int:
 
 def _judgement(directory: Path, trial: str) -> dict[str, Any] | None:
     """The recorded last judgement, where it is about this trial and whole."""
-    recorded = _mapping(directory / "best.json") or {}
+    recorded = read_object(directory / "best.json", "best.json", [], shapes.JUDGED) or {}
     judgement = recorded.get("judgement") if recorded.get("trial") == trial else None
     needed = ("before", "after", "gain", "stderr", "standard_errors", "kl_response")
     whole = isinstance(judgement, dict) and all(
         isinstance(judgement.get(key), int | float) for key in needed
     )
     return judgement if whole else None
-
-
-def _mapping(file: Path) -> dict[str, Any] | None:
-    """What a JSON file holds, or None where it is missing, damaged or no mapping."""
-    try:
-        found = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    return found if isinstance(found, dict) else None
