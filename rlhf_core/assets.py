@@ -5,7 +5,6 @@ Torch-free. ``problems`` is the check before anything heavy starts; ``resolve`` 
 
 from __future__ import annotations
 
-import importlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from typing import Any
 
 from rlhf_core.config.trial import TrialConfig
 from rlhf_core.errors import ConfigError, nearest
+from rlhf_core.imports import import_named
 from rlhf_core.models.sources import problem_of_model
 from rlhf_core.paths import user_path
 from rlhf_core.tasks.builtin import RECIPES, ensure_builtin
@@ -191,19 +191,10 @@ def load_function(path: str, key: str) -> RewardFunction:
     Raises:
         ConfigError: If the path is malformed, or the module or the function does not exist.
     """
-    module_name, _, name = path.partition(":")
-    if not module_name or not name:
-        raise ConfigError(f"{key} must be 'package.module:function', but is {path!r}")
-    try:
-        module = importlib.import_module(module_name)
-    # Importing runs the module, and whatever it raises.
-    except Exception as error:
-        what = str(error) if isinstance(error, ImportError) else repr(error)
-        raise ConfigError(f"{key}: {path!r} cannot be imported: {what}") from error
-    function = getattr(module, name, None)
+    function = import_named(path, key, "function")
     if not callable(function):
         raise ConfigError(
-            f"{key}: module {module_name!r} has no function {name!r}{nearest(name, vars(module))}"
+            f"{key}: {path!r} is a {type(function).__name__}, which cannot be called; name a function"
         )
     return function  # type: ignore[no-any-return]
 
