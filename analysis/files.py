@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,24 +12,26 @@ from typing import Any
 
 import orjson
 
+from analysis.shapes import Shape, anything
 from rlhf_core.errors import ConfigError
 
 SCHEMA_VERSION = 1
 
 
-def read_document(path: Path, name: str) -> dict[str, Any]:
+def read_document(path: Path, name: str, shape: Shape = anything) -> dict[str, Any]:
     """A versioned JSON file, such as ``sweep.json``.
 
     Args:
         path: The file.
         name: How messages call it.
+        shape: What its keys must hold.
 
     Raises:
         FileNotFoundError: There is no such file.
-        ConfigError: It is not a JSON object, or was written under a newer schema.
+        ConfigError: It is not a JSON object, a key holds something else, or its schema is newer.
     """
     try:
-        document = json.loads(path.read_bytes())
+        document = _parse(_content(path))
     except ValueError as error:
         raise ConfigError(
             f"{name} must be one JSON object, {path} is torn or edited ({error}); "
@@ -45,20 +48,23 @@ def read_document(path: Path, name: str) -> dict[str, Any]:
             f"{name} has schema version {version}, this release reads up to {SCHEMA_VERSION} "
             f"({path}); upgrade rlhf-sweeps"
         )
+    fault = shape(document, "")
+    if fault is not None:
+        raise ConfigError(f"{name}: {fault} ({path}); restore the file or run the sweep again")
     return dict(document)
 
 
-def read_object(path: str | Path, name: str, warnings: list[str]) -> dict[str, Any] | None:
-    """A small JSON object written once, or None where it is missing or unreadable.
+def read_object(
+    path: str | Path, name: str, warnings: list[str], shape: Shape = anything
+) -> dict[str, Any] | None:
+    """A small JSON object written once, or None where it is missing, unreadable or of another shape.
 
     Only the unreadable file is reported here; whether a missing one is a fault depends on the
     trial's state, which the caller knows.
     """
     try:
-        # Thousands of small files: without the detour over Path.
-        with open(path, "rb") as file:  # noqa: PTH123
-            found = _parse(file.read())
-    except FileNotFoundError:
+        found = _parse(_content(path))
+    except (FileNotFoundError, NotADirectoryError):
         return None
     except ValueError as error:
         warnings.append(f"{name}: no valid JSON, skipped ({error})")
@@ -66,22 +72,33 @@ def read_object(path: str | Path, name: str, warnings: list[str]) -> dict[str, A
     if not isinstance(found, dict):
         warnings.append(f"{name}: must be a JSON object, got {type(found).__name__}; skipped")
         return None
+    fault = shape(found, "")
+    if fault is not None:
+        warnings.append(f"{name}: {fault}; skipped")
+        return None
     return found
 
 
-def read_lines(path: Path, name: str, warnings: list[str]) -> list[dict[str, Any]]:
+def read_lines(
+    path: Path, name: str, warnings: list[str], shape: Shape = anything
+) -> list[dict[str, Any]]:
     """The JSON objects of an append-only file, in order; lines that cannot be read are reported.
 
     Args:
         path: The file.
         name: How warnings call it.
         warnings: Gets one line for each line of the file that was skipped.
+        shape: What the keys of a line must hold.
 
     Raises:
         FileNotFoundError: There is no such file.
+        ConfigError: It cannot be read at all.
     """
-    # Bytes, because a torn line may end in the middle of a character.
-    lines = path.read_bytes().split(b"\n")
+    try:
+        # Bytes, because a torn line may end in the middle of a character.
+        lines = _content(path).split(b"\n")
+    except ValueError as error:
+        raise ConfigError(f"{name}: {error} ({path}); restore the file") from None
     count = len(lines) - (lines[-1] == b"")
     records: list[dict[str, Any]] = []
     for number, line in enumerate(lines[:count], start=1):
@@ -91,12 +108,32 @@ def read_lines(path: Path, name: str, warnings: list[str]) -> list[dict[str, Any
             record = _parse(line)
         except ValueError:
             record = None
-        if isinstance(record, dict):
-            records.append(record)
-        else:
+        if not isinstance(record, dict):
             where = "torn last line" if number == count else "no JSON object"
             warnings.append(f"{name} line {number}: {where}, skipped")
+        elif (fault := shape(record, "")) is not None:
+            warnings.append(f"{name} line {number}: {fault}; skipped")
+        else:
+            records.append(record)
     return records
+
+
+def _content(path: str | Path) -> bytes:
+    """The bytes of an ordinary file; a folder, a pipe, or one that is closed to us is a ValueError."""
+    try:
+        # Thousands of small files: without the detour over Path. A pipe must not be waited for.
+        with open(path, "rb", opener=_at_once) as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise ValueError("it is no ordinary file")
+            return file.read()
+    except (FileNotFoundError, NotADirectoryError):
+        raise
+    except OSError as error:
+        raise ValueError(f"it cannot be read: {error.strerror}") from None
+
+
+def _at_once(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK)
 
 
 def _parse(text: bytes) -> Any:
@@ -104,7 +141,10 @@ def _parse(text: bytes) -> Any:
     try:
         return orjson.loads(text)
     except orjson.JSONDecodeError:
-        return json.loads(text)
+        try:
+            return json.loads(text)
+        except RecursionError:
+            raise ValueError("it is nested too deeply") from None
 
 
 @contextmanager

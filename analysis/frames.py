@@ -292,7 +292,10 @@ def _category(values: Iterable[Any], known: Sequence[Any]) -> pd.Categorical:
 
 
 def _float(value: Any) -> float:
-    return float(value) if isinstance(value, int | float) else math.nan
+    try:
+        return float(value) if isinstance(value, int | float) else math.nan
+    except OverflowError:
+        return math.nan
 
 
 def _floats(values: Iterable[Any]) -> np.ndarray:

@@ -9,6 +9,7 @@ from typing import Any
 
 from analysis.sweep import Sweep
 from rlhf_core.errors import ConfigError
+from rlhf_core.paths import user_path
 
 __all__ = ["Sweep", "load"]
 
@@ -58,8 +59,12 @@ def load(
 
 
 def _matching(source: str) -> list[Any]:
-    if not any(sign in source for sign in _PATTERN) or Path(source).exists() or "://" in source:
+    if "://" in source or not any(sign in source for sign in _PATTERN):
         return [source]
+    path = user_path(source)
+    if path.exists():
+        return [path]
+    source = str(path)
     start = Path(os.sep if source.startswith(os.sep) else ".")
     found = sorted(start.glob(source.lstrip(os.sep)))
     return [path for path in found if _readable(path)]
@@ -80,11 +85,12 @@ def _load_one(source: Any, study: str | None, cache: bool | None) -> Sweep:
         from analysis.foreign.optuna import from_study
 
         return from_study(source)
-    text, path = str(source), Path(source)
-    if "://" in text or path.suffix == ".log":
+    storage = "://" in str(source)
+    path = Path() if storage else user_path(source)
+    if storage or path.suffix == ".log":
         from analysis.foreign.optuna import from_storage
 
-        return from_storage(text, study)
+        return from_storage(str(source if storage else path), study)
     if path.suffix == ".csv":
         from analysis.foreign.wandb import from_csv
 

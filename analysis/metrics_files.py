@@ -19,6 +19,8 @@ import pandas as pd
 
 from analysis.files import read_lines, replacing
 from analysis.frames import Curves, curves, iterations_frame
+from analysis.shapes import METRICS
+from rlhf_core.errors import ConfigError
 
 CACHE = "metrics.parquet"
 _KEY = b"rlhf_sweeps"
@@ -56,7 +58,7 @@ def read_metrics(root: Path, trials: Sequence[str], cache: bool | None, at_rest:
     read: dict[str, Curves] = {}
     for trial in sources:
         name = f"trials/{trial}/metrics.jsonl"
-        read[trial] = curves(read_lines(root / name, name, warnings))
+        read[trial] = curves(_read_one(root / name, name, warnings))
     odd = sorted({name for own in read.values() for name in own.odd})
     if odd:
         warnings.append(f"metrics.jsonl: not only numbers in {', '.join(odd)}; the rest left out")
@@ -64,6 +66,15 @@ def read_metrics(root: Path, trials: Sequence[str], cache: bool | None, at_rest:
     if cache or (cache is None and _pays(sources, at_rest)):
         _write_cache(root / CACHE, mark, frame, warnings)
     return Metrics(frame, silent, warnings)
+
+
+def _read_one(path: Path, name: str, warnings: list[str]) -> list[dict[str, Any]]:
+    """The lines of one trial; without its file the others still load."""
+    try:
+        return read_lines(path, name, warnings, METRICS)
+    except ConfigError as error:
+        warnings += error.problems
+        return []
 
 
 Sources = dict[str, tuple[int, int]]
@@ -75,9 +86,13 @@ def _sources(root: Path, trials: Sequence[str]) -> Sources:
     for trial in trials:
         try:
             stat = os.stat(f"{root}/trials/{trial}/metrics.jsonl")  # noqa: PTH116 - thousands of them
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             continue
-        found[trial] = (stat.st_size, stat.st_mtime_ns)
+        except OSError:
+            # A loop of links, for example: what reads it says so.
+            found[trial] = (0, 0)
+        else:
+            found[trial] = (stat.st_size, stat.st_mtime_ns)
     return found
 
 

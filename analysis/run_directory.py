@@ -9,7 +9,7 @@ from typing import Any
 
 import pandas as pd
 
-from analysis import frames
+from analysis import frames, shapes
 from analysis.files import read_document, read_lines, read_object
 from analysis.metrics_files import read_metrics
 from analysis.space import axes
@@ -66,7 +66,7 @@ def unfinished(trials: pd.DataFrame, asked: int) -> list[str]:
 
 def _sweep_file(root: Path) -> dict[str, Any]:
     try:
-        return read_document(root / "sweep.json", "sweep.json")
+        return read_document(root / "sweep.json", "sweep.json", shapes.SWEEP)
     except (FileNotFoundError, NotADirectoryError):
         what = "has none" if root.is_dir() else "is no directory"
         raise ConfigError(
@@ -77,7 +77,7 @@ def _sweep_file(root: Path) -> dict[str, Any]:
 
 def _space_file(root: Path, warnings: list[str]) -> dict[str, Any]:
     try:
-        return read_document(root / "space.json", "space.json")
+        return read_document(root / "space.json", "space.json", shapes.SPACE)
     except FileNotFoundError:
         warnings.append("space.json: missing; scales and choices of the parameters are unknown")
         return {}
@@ -85,7 +85,7 @@ def _space_file(root: Path, warnings: list[str]) -> dict[str, Any]:
 
 def _lines(path: Path, name: str, warnings: list[str]) -> list[dict[str, Any]]:
     try:
-        return read_lines(path, name, warnings)
+        return read_lines(path, name, warnings, shapes.LEDGER)
     except FileNotFoundError:
         warnings.append(f"{name}: missing")
         return []
@@ -95,7 +95,7 @@ def _add_unlisted(root: Path, states: dict[str, dict[str, Any]], warnings: list[
     try:
         with os.scandir(root / "trials") as entries:
             found = sorted(entry.name for entry in entries if entry.is_dir())
-    except (FileNotFoundError, NotADirectoryError):
+    except OSError:
         return
     for trial in found:
         if trial not in states:
@@ -112,11 +112,11 @@ def _read_documents(
     """Parameters and placement of each trial, and who lacks which file though it has reported."""
     found: tuple[Documents, Documents] = ({}, {})
     missing: dict[str, list[str]] = {"params.json": [], "placement.json": []}
+    kinds = (shapes.PARAMS, shapes.PLACEMENT)
     for trial, state in states.items():
-        for held, (name, without) in zip(found, missing.items(), strict=True):
-            document = read_object(
-                f"{root}/trials/{trial}/{name}", f"trials/{trial}/{name}", warnings
-            )
+        for held, shape, (name, without) in zip(found, kinds, missing.items(), strict=True):
+            place = f"trials/{trial}/{name}"
+            document = read_object(f"{root}/{place}", place, warnings, shape)
             if document is not None:
                 held[trial] = document
             elif _should_have_reported(state):

@@ -5,7 +5,6 @@ Torch-free. ``problems`` is the check before anything heavy starts; ``resolve`` 
 
 from __future__ import annotations
 
-import importlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,7 +14,9 @@ from typing import Any
 from rlhf_core.config.measured import unmeasured
 from rlhf_core.config.trial import CheckpointConfig, TrialConfig
 from rlhf_core.errors import ConfigError, nearest
+from rlhf_core.imports import import_named
 from rlhf_core.models.sources import problem_of_model
+from rlhf_core.paths import user_path
 from rlhf_core.tasks.builtin import RECIPES, ensure_builtin
 from rlhf_core.tasks.folder import TaskFolder
 from rlhf_core.tasks.recipe import Progress
@@ -115,7 +116,7 @@ def _source(model: str | None, function: str | None, offset: float) -> RewardSou
 
 def _place(source: str | None) -> str | None:
     """A folder written with ``~`` in full; a hub id as it is."""
-    return str(Path(source).expanduser()) if source and source.startswith("~") else source
+    return str(user_path(source)) if source and source.startswith("~") else source
 
 
 def _prompt_files(config: TrialConfig) -> dict[str, str | None]:
@@ -200,19 +201,10 @@ def load_function(path: str, key: str) -> RewardFunction:
     Raises:
         ConfigError: If the path is malformed, or the module or the function does not exist.
     """
-    module_name, _, name = path.partition(":")
-    if not module_name or not name:
-        raise ConfigError(f"{key} must be 'package.module:function', but is {path!r}")
-    try:
-        module = importlib.import_module(module_name)
-    # Importing runs the module, and whatever it raises.
-    except Exception as error:
-        what = str(error) if isinstance(error, ImportError) else repr(error)
-        raise ConfigError(f"{key}: {path!r} cannot be imported: {what}") from error
-    function = getattr(module, name, None)
+    function = import_named(path, key, "function")
     if not callable(function):
         raise ConfigError(
-            f"{key}: module {module_name!r} has no function {name!r}{nearest(name, vars(module))}"
+            f"{key}: {path!r} is a {type(function).__name__}, which cannot be called; name a function"
         )
     return function  # type: ignore[no-any-return]
 
@@ -227,7 +219,7 @@ def read_prompts(path: Path, key: str = "data.prompts") -> list[dict[str, Any]]:
     """
     try:
         # Not splitlines(): JSON text may hold line separators of Unicode.
-        lines = path.expanduser().read_text(encoding="utf-8-sig").split("\n")
+        lines = user_path(path, key).read_text(encoding="utf-8-sig").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
         raise ConfigError(f"{key}: {str(path)!r} cannot be read: {reason}") from None

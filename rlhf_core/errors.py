@@ -72,6 +72,16 @@ class ServiceError(RlhfError, RuntimeError):
     """A service that trials share does not answer, or is not the one that was asked for."""
 
 
+def shown(value: object, longest: int = 80) -> str:
+    """``value`` as it stands in an error line: whole where it is short, else its beginning."""
+    try:
+        text = repr(value)
+    except (ValueError, RecursionError):
+        # A whole number of thousands of digits, or a value that holds itself.
+        return f"a {type(value).__name__} too large to show"
+    return text if len(text) <= longest else f"{text[: longest - 3]}..."
+
+
 def nearest(name: str, known: Iterable[str], count: int = 3) -> str:
     """Near misses of ``name`` as the tail of an error line, or an empty string."""
     known = list(known)

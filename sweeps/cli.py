@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
-from rlhf_core.errors import ConfigError, RlhfError, nearest
+from rlhf_core.errors import ConfigError, RlhfError, nearest, shown
 
 MODULES = (
     "run",
@@ -28,11 +29,17 @@ MODULES = (
 class _Parser(argparse.ArgumentParser):
     """Answers a wrong command line in one line, with near misses."""
 
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        if action.choices is None or value in action.choices:
+            return
+        known = [str(choice) for choice in action.choices]
+        wrong, near = shown(value), nearest(str(value), known)
+        if isinstance(action, argparse._SubParsersAction):
+            self.error(f"no command {wrong}{near}; `rlhf-sweep --help` lists them")
+        option = "/".join(action.option_strings)
+        self.error(f"{option}: there is no {wrong}{near}; there are {', '.join(known)}")
+
     def error(self, message: str) -> NoReturn:
-        if "invalid choice" in message and "choose from" in message:
-            wrong = message.split("invalid choice: ")[1].split(" (")[0].strip("'\"")
-            known = [c for c in _commands(self) if c]
-            message = f"no command {wrong!r}{nearest(wrong, known)}; `rlhf-sweep --help` lists them"
         self.exit(2, f"rlhf-sweep: {message}\n")
 
 
@@ -48,15 +55,6 @@ class _Version(argparse.Action):
             version = "(not installed)"
         print(f"rlhf-sweep {version}")
         parser.exit()
-
-
-def _commands(parser: argparse.ArgumentParser) -> list[str]:
-    return [
-        name
-        for action in parser._actions
-        if isinstance(action, argparse._SubParsersAction)
-        for name in action.choices
-    ]
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -94,12 +92,26 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stderr.close()
         return 0
     except OSError as error:
-        place = f" ({error.filename})" if error.filename else ""
-        print(f"rlhf-sweep: {error.strerror or error}{place}", file=sys.stderr)
-        return 1
+        return _system_error(error, args)
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130
+
+
+def _system_error(error: OSError, args: argparse.Namespace) -> int:
+    """One line; exit code 2 where it is about a file or folder that the command line names."""
+    reason = error.strerror or str(error)
+    if not isinstance(error.filename, str | bytes):
+        print(f"rlhf-sweep: {reason}", file=sys.stderr)
+        return 1
+    place = Path(os.fsdecode(error.filename))
+    given = (value if isinstance(value, list) else [value] for value in vars(args).values())
+    named = [Path(v) for values in given for v in values if v and isinstance(v, str | Path)]
+    if not any(place.is_relative_to(other) for other in named):
+        print(f"rlhf-sweep: {reason} ({place})", file=sys.stderr)
+        return 1
+    print(f"rlhf-sweep: {place} cannot be used: {reason}; name another", file=sys.stderr)
+    return 2
 
 
 if __name__ == "__main__":

@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 from typing import Any, Literal
 
-from pydantic import Field, PositiveFloat, model_validator
+from pydantic import Field, model_validator
 
 from rlhf_core.config.fields import BrokenRulesError, Group, group, option
+from rlhf_core.config.resources import Amount
 from rlhf_core.config.trial import TrialConfig
 
 _CONSTRAINT = re.compile(r"^\s*([\w/.]+)\s*(<=|>=|<|>)\s*([-+]?[\d.]+(?:[eE][-+]?\d+)?)\s*$")
@@ -59,9 +60,9 @@ class GuardsConfig(Group):
 
 class SelectionConfig(Group):
     test_prompts: int = option(
-        256, "Prompts of the last judgement; 0 leaves it out.", unit="prompts", ge=0
+        256, "Prompts of the last judgement; 0 leaves it out.", unit="prompts", ge=0, le=1_000_000
     )
-    seed: int = option(7_000_003, "Sampling seed of the last judgement.", ge=0)
+    seed: int = option(7_000_003, "Sampling seed of the last judgement.", ge=0, lt=2**63)
 
 
 class SweepBudget(Group):
@@ -80,17 +81,21 @@ class RehearseConfig(Group):
         (),
         "Labels of the nodes, as [{zone: a}, {zone: b}]; node i bears those at i modulo their number.",
     )
-    custom: dict[str, PositiveFloat] = option({}, "Further Ray resources each node claims to have.")
+    custom: dict[str, Amount] = option({}, "Further Ray resources each node claims to have.")
 
 
 class NodeTypeConfig(Group):
     name: str = option("worker", "Name of the type, as the autoscaler knows it.", min_length=1)
-    cpus: float = option(..., "CPUs of such a node.", unit="CPUs", ge=0)
-    gpus: float = option(0, "GPUs of such a node.", unit="GPUs", ge=0)
-    memory_gb: float = option(..., "Memory of such a node that Ray may give out.", unit="GB", ge=0)
+    cpus: float = option(..., "CPUs of such a node.", unit="CPUs", ge=0, le=100_000)
+    gpus: float = option(0, "GPUs of such a node.", unit="GPUs", ge=0, le=100_000)
+    memory_gb: float = option(
+        ..., "Memory of such a node that Ray may give out.", unit="GB", ge=0, le=1_000_000
+    )
     labels: dict[str, str] = option({}, "Its Ray labels.")
-    resources: dict[str, PositiveFloat] = option({}, "Its further Ray resources.")
-    max: int = option(1, "How many there can be, running ones among them.", unit="nodes", ge=1)
+    resources: dict[str, Amount] = option({}, "Its further Ray resources.")
+    max: int = option(
+        1, "How many there can be, running ones among them.", unit="nodes", ge=1, le=100_000
+    )
 
 
 class ServicesConfig(Group):

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from importlib import resources
-from pathlib import Path
 from typing import Any
 
 from rlhf_core.config.fields import spelled, validate
 from rlhf_core.config.io import parse_yaml, read_mapping
 from rlhf_core.config.overrides import flat, merge, nest
 from rlhf_core.errors import ConfigError, nearest
+from rlhf_core.paths import user_path
 from search_spaces import Space, SpaceError, codec, presets
 from sweeps.config import Constraint, SweepConfig
 from sweeps.decide.guards import GUARDED
@@ -50,7 +50,7 @@ def read_sweep(source: str) -> dict[str, Any]:
         text = (resources.files("sweeps") / "presets" / f"{source}.yaml").read_text("utf-8")
         values: dict[str, Any] = parse_yaml(text, source)
         return values
-    path = Path(source).expanduser()
+    path = user_path(source)
     if not path.exists() and not path.suffix:
         raise ConfigError(
             f"no sweep {source!r}: it is neither a file nor one of the presets "

@@ -12,9 +12,11 @@ from typing import Any
 
 from rlhf_core.assets import problems, task_folder
 from rlhf_core.config import TrialConfig, apply, flatten, load_trial
+from rlhf_core.config.fields import validate
 from rlhf_core.config.resources import PRIVATE
 from rlhf_core.errors import ConfigError, PlacementError
 from rlhf_core.metrics import IterationMetrics
+from rlhf_core.paths import user_path
 from rlhf_core.runtime.placement import group_request, plan_trial, shortfall
 from rlhf_core.store import LocalStore
 from sweeps.config import ClusterConfig, RehearseConfig
@@ -50,13 +52,13 @@ def train(
     if found:
         raise ConfigError(found)
     if save_model is not None:
-        save_model = save_model.expanduser().absolute()
+        save_model = user_path(save_model, "--save-model").absolute()
         _check_empty("--save-model", save_model, "name another folder")
     with contextlib.ExitStack() as stack:
         if out is None:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rlhf-train-")))
         else:
-            folder = out.expanduser().absolute()
+            folder = user_path(out, "--out").absolute()
             _check_folder(folder, resume, config)
         store = LocalStore(folder)
         store.put("config.json", strict_json(config.model_dump(mode="json")).encode())
@@ -102,6 +104,9 @@ def _check_folder(folder: Path, resume: bool, config: TrialConfig) -> None:
 
 
 def _check_empty(option: str, folder: Path, remedy: str) -> None:
+    above = next(place for place in folder.parents if place.exists())
+    if not above.is_dir():
+        raise ConfigError(f"{option}: {folder} would lie below {above}, a file; {remedy}")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         what = "is not empty" if folder.is_dir() else "is a file"
         raise ConfigError(f"{option}: {folder} {what}; {remedy}")
@@ -122,14 +127,14 @@ def _placement_group(config: TrialConfig) -> Iterator[Any]:
     local = ClusterConfig(local=True)
     lack = shortfall(plan, cluster.expected_nodes(local) or [])
     if lack is not None:
-        local = ClusterConfig(
-            rehearse=RehearseConfig(
-                # Ray takes more than one CPU or GPU of a node in whole numbers only.
-                cpus=max(1, math.ceil(plan.total("cpus"))),
-                gpus=math.ceil(plan.total("gpus")),
-                memory_gb=max(1.0, plan.total("memory_gb")),
-            )
-        )
+        shape = {
+            # Ray takes more than one CPU or GPU of a node in whole numbers only.
+            "cpus": max(1, math.ceil(plan.total("cpus"))),
+            "gpus": math.ceil(plan.total("gpus")),
+            "memory_gb": max(1.0, plan.total("memory_gb")),
+        }
+        sums = "sums over the workers in resources"
+        local = ClusterConfig(rehearse=validate(RehearseConfig, shape, sums))
     with cluster.running(local) as nodes:
         lack = shortfall(plan, nodes)
         if lack is not None:

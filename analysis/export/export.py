@@ -54,7 +54,7 @@ def export_config(
     if target in PLAIN:
         if version is not None:
             raise ConfigError(
-                f"--version: {target} has none, but {version} was given; leave it out"
+                f"--version: {target} has none, but {version!r} was given; leave it out"
             )
         return Export(render.plain(target, config, origin), ())
     chosen = framework(target, role)

@@ -15,6 +15,8 @@ from analysis.export.targets import FRAMEWORKS, Target
 from rlhf_core.config import TrialConfig, apply, flatten
 from rlhf_core.errors import ConfigError
 
+_LARGEST = 2**20
+
 READERS: dict[str, Callable[[str, str], dict[str, Any]]] = {
     "openrlhf": read_openrlhf,
     "verl": read_verl,
@@ -68,7 +70,7 @@ def import_text(target: str, text: str, source: str, version: str | None = None)
     """
     chosen = FRAMEWORKS[target]
     given = READERS[target](text, source)
-    release = chosen.version(version) if version else _best_fitting(chosen, given)
+    release = chosen.version(version) if version is not None else _best_fitting(chosen, given)
     table = chosen.rules(release)
     known = names_of(table)
     ours, unread = read_back(table, {name: v for name, v in given.items() if name in known})
@@ -91,6 +93,10 @@ def import_text(target: str, text: str, source: str, version: str | None = None)
 def import_file(target: str, file: Path, version: str | None = None) -> Imported:
     """``import_text`` of a file."""
     try:
+        if file.exists() and not file.is_file():
+            raise ConfigError(f"{file}: is no ordinary file; name a script or configuration")
+        if file.stat().st_size > _LARGEST:
+            raise ConfigError(f"{file}: has more than {_LARGEST} bytes, which no launch script has")
         text = file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "it is not UTF-8 text"

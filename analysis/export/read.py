@@ -103,11 +103,19 @@ def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 def _program(text: str, source: str) -> dict[str, Any]:
     try:
-        tree = ast.parse(text)
+        return _arguments(ast.parse(text), source)
     except SyntaxError as error:
         raise ConfigError(
             f"{source}: line {error.lineno} is no valid Python: {error.msg}"
         ) from None
+    # What the parser raises, by its depth, where brackets or operators are nested too deeply for it.
+    except (MemoryError, RecursionError):
+        raise ConfigError(f"{source}: is nested too deeply") from None
+    except ValueError as error:
+        raise ConfigError(f"{source}: is no valid Python: {error}") from None
+
+
+def _arguments(tree: ast.Module, source: str) -> dict[str, Any]:
     constants = {
         target.id: node.value
         for node in tree.body
@@ -139,5 +147,6 @@ def _literal(node: ast.expr, constants: Mapping[str, ast.expr], depth: int = 0) 
         return Var(str(name), "")
     try:
         return ast.literal_eval(node)
-    except ValueError:
+    # A set of lists is none, for example.
+    except (ValueError, TypeError):
         return Var(ast.unparse(node), "")

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from analysis.export.rules import Var
 from rlhf_core.errors import ConfigError
 
 Word = str | Var
+# As much as a system passes to a program.
+_LONGEST = 2**20
 _NAME = r"[A-Za-z_]\w*"
 _ASSIGNMENT = re.compile(rf"{_NAME}=.*", re.DOTALL)
 _VARIABLE = re.compile(rf"\$(?:{{({_NAME})(?::?-([^}}]*))?}}|({_NAME}))")
@@ -34,10 +36,10 @@ def command_words(text: str, program: str, source: str) -> list[Word]:
             continue
         at = next((i for i, word in enumerate(words) if _is(word, program)), None)
         if at is not None:
-            return [_filled(word, values) for word in _spread(words[at + 1 :], arrays)]
+            return _all_filled(_spread(words[at + 1 :], arrays), values, source)
     if text.lstrip().startswith("-"):
         words = [word for line in _commands(text, source) for word in line]
-        return [_filled(word, values) for word in words]
+        return _all_filled(words, values, source)
     raise ConfigError(
         f"{source}: no command runs {program}; give a script or command line that does"
     )
@@ -116,14 +118,38 @@ def _spread(words: list[str], arrays: dict[str, list[str]]) -> Iterator[str]:
             yield word
 
 
-def _filled(word: str, values: dict[str, str]) -> Word:
-    """The word with the script's variables in place; one that stays open is a ``Var``."""
+def _all_filled(words: Iterable[str], values: dict[str, str], source: str) -> list[Word]:
+    """Words with the script's variables in place, as long as a command line may be."""
+    filled: list[Word] = []
+    left = _LONGEST
+    for word in words:
+        try:
+            made = _filled(word, values, left)
+        except OverflowError:
+            left = -1
+        else:
+            left -= 1 + len(made if isinstance(made, str) else made.name)
+            filled.append(made)
+        if left < 0:
+            rule = f"the command is longer than {_LONGEST} characters with its variables in place"
+            raise ConfigError(f"{source}: {rule}; shorten the variables")
+    return filled
+
+
+def _filled(word: str, values: dict[str, str], longest: int) -> Word:
+    """The word with the script's variables in place; one that stays open is a ``Var``.
+
+    Raises:
+        OverflowError: It would be longer than ``longest``; nothing so long is made.
+    """
 
     def value(match: re.Match[str]) -> str:
         name = match.group(1) or match.group(3)
         return values.get(name, match.group(2) or match.group(0))
 
     for _ in range(8):  # variables of variables
+        if sum(len(value(match)) for match in _VARIABLE.finditer(word)) > longest:
+            raise OverflowError
         filled = _VARIABLE.sub(value, word)
         if filled == word:
             break

@@ -22,10 +22,11 @@ def trial_config(place: Path, trial: str | None) -> tuple[TrialConfig, str]:
         if trial is not None:
             raise ConfigError(f"--trial: names a trial of a run directory, but {place} is none")
         return load_trial(place), str(place)
-    file = place / "best.yaml" if trial is None else place / f"trials/{trial}/config.json"
-    if file.is_file():
-        return load_trial(file), str(file)
     trials = sorted(folder.parent.name for folder in place.glob("trials/*/config.json"))
+    file = place / "best.yaml" if trial is None else place / f"trials/{trial}/config.json"
+    # A trial is one of those, never a way out of the folder.
+    if (trial is None or trial in trials) and file.is_file():
+        return load_trial(file), str(file)
     if trial is not None:
         raise ConfigError(f"--trial: {place} has no trial {trial!r}{nearest(trial, trials)}")
     if trials:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import datetime
-import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from analysis.compare import findings
 from analysis.eligible import none_eligible
+from analysis.files import read_object
 from analysis.names import duration, number
 from analysis.plots.learning_curves import best_or_none
+from analysis.shapes import JUDGED
 from analysis.statistics.budget import budget_correlation, search_course
 from analysis.statistics.hacking import hacking_signs
 from analysis.statistics.importance import importance
@@ -83,11 +84,8 @@ def _outcomes_and_bill(sweep: Sweep) -> str:
 
 def judgement(sweep: Sweep, best: str) -> Mapping[str, Any] | None:
     """The recorded last judgement, where it is about this trial."""
-    try:
-        stored = json.loads((sweep.path / "best.json").read_bytes())
-    except (OSError, ValueError):
-        return None
-    judged = stored.get("judgement") if isinstance(stored, dict) else None
+    stored = read_object(sweep.path / "best.json", "best.json", [], JUDGED) or {}
+    judged = stored.get("judgement")
     return judged if isinstance(judged, dict) and stored.get("trial") == best else None
 
 

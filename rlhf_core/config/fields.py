@@ -18,7 +18,7 @@ from pydantic import (
 from pydantic.config import JsonDict
 from pydantic_core import ErrorDetails, PydanticCustomError
 
-from rlhf_core.errors import ConfigError, nearest
+from rlhf_core.errors import ConfigError, nearest, shown
 
 
 class Group(BaseModel):
@@ -69,8 +69,17 @@ def in_vain(config: Group, names: Sequence[str], prefix: str, off: str) -> list[
     ]
 
 
+# Where an amount has no bound of its own: whole in a float, and its products fit 64 bits.
+MOST = 10**9
+
+
 def option(default: Any, description: str, *, unit: str | None = None, **bounds: Any) -> Any:
-    """A field with its description, its unit and its bounds (``ge``, ``gt``, ``le``, ``lt``)."""
+    """A field with its description, its unit and its bounds (``ge``, ``gt``, ``le``, ``lt``).
+
+    A number that has a lower bound only ends at ``MOST``.
+    """
+    if {"ge", "gt"} & bounds.keys() and not {"le", "lt"} & bounds.keys():
+        bounds["le"] = MOST
     extra: JsonDict | None = {"unit": unit} if unit else None
     return Field(default, description=description, json_schema_extra=extra, **bounds)
 
@@ -154,7 +163,7 @@ def validate(kind: type[M], values: Mapping[str, Any], source: str) -> M:
     try:
         return kind.model_validate(values)
     except ValidationError as error:
-        found = error.errors()
+        found = _placed(error.errors(), values)
     raise ConfigError(
         [line for e in found for line in _lines(kind, e, source)]
         + _rules_beside(kind, values, found, source)
@@ -165,13 +174,67 @@ def validate(kind: type[M], values: Mapping[str, Any], source: str) -> M:
 _KEY = "[key]"
 
 
+# Rules in the words of a file instead of Python's.
+_RULES = {
+    "string_type": "must be text",
+    "model_type": "must be a mapping",
+    "model_attributes_type": "must be a mapping",
+    "dict_type": "must be a mapping",
+    "mapping_type": "must be a mapping",
+    "list_type": "must be a list",
+    "tuple_type": "must be a list",
+}
+
+
+def _placed(found: list[ErrorDetails], values: Any) -> list[ErrorDetails]:
+    """The errors at their places in ``values``, and one where no form fits of several that a value may have.
+
+    pydantic names each form within the place, where no file has it.
+    """
+    plain: list[ErrorDetails] = []
+    forms: dict[tuple[int | str, ...], list[ErrorDetails]] = {}
+    for error in found:
+        place = _place(error, values)
+        if place == error["loc"]:
+            plain.append(error)
+        else:
+            forms.setdefault(place, []).append({**error, "loc": place})
+    # A fault inside the value says more than that it has not another form.
+    inner = [p for p in forms if not any(q != p and q[: len(p)] == p for q in forms)]
+    return plain + [_joined(forms[place]) for place in inner]
+
+
+def _place(error: ErrorDetails, values: Any) -> tuple[int | str, ...]:
+    """The parts of an error's place that ``values`` holds, or of which it says that they lack."""
+    place: list[int | str] = []
+    for depth, part in enumerate(error["loc"], 1):
+        listed = isinstance(values, list | tuple) and isinstance(part, int)
+        if listed or (isinstance(values, Mapping) and part in values):
+            values = values[part]
+        elif part != _KEY and not (error["type"] == "missing" and depth == len(error["loc"])):
+            continue
+        place.append(part)
+    return tuple(place)
+
+
+def _joined(errors: list[ErrorDetails]) -> ErrorDetails:
+    first, *rest = dict.fromkeys(_rule(error) for error in errors)
+    rule = " or ".join([first, *(other.removeprefix("must be ") for other in rest)])
+    return {**errors[0], "type": "forms", "msg": rule} if rest else errors[0]
+
+
+def _rule(error: ErrorDetails) -> str:
+    usual = error["msg"].replace("Input should be", "must be")
+    return _RULES.get(error["type"], usual)
+
+
 def _lines(kind: type[BaseModel], error: ErrorDetails, source: str) -> list[str]:
     where = ".".join(str(part) for part in error["loc"])
     if error["loc"][-1:] == (_KEY,):
         above = ".".join(str(part) for part in error["loc"][:-2])
         return [
             f"{source}: {above}: a name is lower-case letters, digits and underscores, a letter first, "
-            f"but is {error['input']!r}"
+            f"but is {shown(error['input'])}"
         ]
     if error["type"] == "extra_forbidden":
         known = [key for key, _ in dotted_fields(kind)] + list(dotted_groups(kind))
@@ -180,8 +243,9 @@ def _lines(kind: type[BaseModel], error: ErrorDetails, source: str) -> list[str]
         broken = error.get("ctx", {}).get("error", error["msg"])
         rules = broken.problems if isinstance(broken, BrokenRulesError) else [str(broken)]
         return [f"{source}: {where}: {rule}" if where else f"{source}: {rule}" for rule in rules]
-    rule = error["msg"].replace("Input should be", "must be")
-    return [f"{source}: {where} {rule}, but is {error['input']!r}"]
+    if error["type"] == "missing":
+        return [f"{source}: {where} is missing; name it"]
+    return [f"{source}: {where} {_rule(error)}, but is {shown(error['input'])}"]
 
 
 def _rules_beside(
@@ -200,7 +264,8 @@ def _rules_beside(
     try:
         kind.model_validate(rest)
     except ValidationError as error:
-        lines = [line for e in error.errors() for line in _lines(kind, e, source)]
+        beside = _placed(error.errors(), rest)
+        lines = [line for e in beside for line in _lines(kind, e, source)]
         return [line for line in lines if not wrong & set(re.findall(r"\w+", line))]
     return []
 

@@ -10,8 +10,12 @@ from rlhf_core.config.fields import Group, group, in_vain, option
 
 
 class RolloutConfig(Group):
-    prompts_per_iteration: int = option(64, "Prompts in one iteration.", unit="prompts", ge=1)
-    samples_per_prompt: int = option(1, "Responses to each prompt.", unit="responses", ge=1)
+    prompts_per_iteration: int = option(
+        64, "Prompts in one iteration.", unit="prompts", ge=1, le=1_000_000
+    )
+    samples_per_prompt: int = option(
+        1, "Responses to each prompt.", unit="responses", ge=1, le=65536
+    )
     max_new_tokens: int = option(24, "Longest response.", unit="tokens", ge=1, le=131072)
     temperature: float = option(
         1.0, "Sampling temperature, used in training as well.", ge=0.001, le=10

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import PositiveFloat
+from pydantic import Field
 
 from rlhf_core.config.fields import Group, group, in_vain, option
 from rlhf_core.errors import nearest
@@ -22,20 +22,24 @@ PRIVATE = {
 }
 Labels = dict[str, str | tuple[str, ...]]
 EPS = 1e-9
+# Beyond any machine, and well within what Ray can count.
+MOST_CPUS, MOST_GB = 4096, 100_000
+Amount = Annotated[float, Field(gt=0, le=1_000_000)]
 _LABEL_KEY = re.compile(r"([a-z0-9][a-z0-9.-]*/)?[A-Za-z0-9]([\w.-]{0,61}[A-Za-z0-9])?")
 _LABEL_VALUE = re.compile(r"[A-Za-z0-9]([\w.-]{0,61}[A-Za-z0-9])?")
 
 
 class WorkerResources(Group):
     workers: int = option(1, "Worker processes of the role.", unit="processes", ge=1, le=512)
-    cpus: float = option(2.0, "CPUs of each worker.", unit="CPUs", ge=0)
+    cpus: float = option(2.0, "CPUs of each worker.", unit="CPUs", ge=0, le=MOST_CPUS)
     gpus: float = option(
         1.0,
         "GPUs of each worker; in layout colocated `share` counts instead, unless it is 0.",
         unit="GPUs",
         ge=0,
+        le=512,
     )
-    memory_gb: float = option(32.0, "Memory of each worker.", unit="GB", ge=0)
+    memory_gb: float = option(32.0, "Memory of each worker.", unit="GB", ge=0, le=MOST_GB)
     share: float | None = option(
         None,
         "Layout colocated: part of a GPU that each worker has, of its memory too; null: an equal part of "
@@ -44,7 +48,7 @@ class WorkerResources(Group):
         gt=0,
         le=1,
     )
-    custom: dict[str, PositiveFloat] = option(
+    custom: dict[str, Amount] = option(
         {}, "Further Ray resources of each worker, as {name: amount}; nodes must offer them."
     )
     labels: Labels = option(
@@ -54,18 +58,19 @@ class WorkerResources(Group):
 
 class RolloutResources(WorkerResources):
     workers: int = option(2, "Worker processes of the role.", unit="processes", ge=1, le=512)
-    cpus: float = option(4.0, "CPUs of each worker.", unit="CPUs", ge=0)
+    cpus: float = option(4.0, "CPUs of each worker.", unit="CPUs", ge=0, le=MOST_CPUS)
     gpus: float = option(
         0.5,
         "GPUs of each worker; in layout colocated `share` counts instead, unless it is 0.",
         unit="GPUs",
         ge=0,
+        le=512,
     )
-    memory_gb: float = option(16.0, "Memory of each worker.", unit="GB", ge=0)
+    memory_gb: float = option(16.0, "Memory of each worker.", unit="GB", ge=0, le=MOST_GB)
 
 
 class LearnerResources(WorkerResources):
-    cpus: float = option(4.0, "CPUs of each worker.", unit="CPUs", ge=0)
+    cpus: float = option(4.0, "CPUs of each worker.", unit="CPUs", ge=0, le=MOST_CPUS)
 
 
 class FrozenResources(WorkerResources):
@@ -121,9 +126,14 @@ class ResourcesConfig(Group):
         1, "Compute threads of each process; sums change in their last bits with it.", ge=1, le=1024
     )
     cpus_per_gpu: float | None = option(
-        None, "CPUs of each GPU-bearing bundle = this x its GPUs; null keeps the template.", gt=0
+        None,
+        "CPUs of each GPU-bearing bundle = this x its GPUs; null keeps the template.",
+        gt=0,
+        le=MOST_CPUS,
     )
-    head_cpus: float = option(0.1, "CPUs of the coordinator's bundle.", unit="CPUs", gt=0)
+    head_cpus: float = option(
+        0.1, "CPUs of the coordinator's bundle.", unit="CPUs", gt=0, le=MOST_CPUS
+    )
     strategy: Literal["PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"] = option(
         "PACK", "How the bundles of a trial are laid over nodes."
     )

@@ -172,7 +172,7 @@ class CheckpointConfig(Group):
 
 
 class BudgetConfig(Group):
-    iterations: int = option(20, "Length of the trial.", unit="iterations", ge=1)
+    iterations: int = option(20, "Length of the trial.", unit="iterations", ge=1, le=10_000_000)
 
 
 class EvalConfig(Group):
@@ -183,7 +183,9 @@ class EvalConfig(Group):
         ge=1,
     )
     prompts: int = option(64, "Prompts of one evaluation.", unit="prompts", ge=2)
-    seed: int = option(1_000_003, "Sampling seed of evaluations, apart from the trial's.", ge=0)
+    seed: int = option(
+        1_000_003, "Sampling seed of evaluations, apart from the trial's.", ge=0, lt=2**63
+    )
 
 
 class TrialConfig(Group):
@@ -200,7 +202,7 @@ class TrialConfig(Group):
     checkpoint: CheckpointConfig = group(CheckpointConfig, "When state is saved.")
     budget: BudgetConfig = group(BudgetConfig, "When the trial ends.")
     eval: EvalConfig = group(EvalConfig, "Evaluation, on `data.eval_prompts`.")
-    seed: int = option(0, "Seed of prompt order, sampling and minibatch order.", ge=0)
+    seed: int = option(0, "Seed of prompt order, sampling and minibatch order.", ge=0, lt=2**63)
 
     @property
     def episodes_per_iteration(self) -> int:

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import json
 import re
-from pathlib import Path
+
+from rlhf_core.errors import ConfigError
+from rlhf_core.paths import user_path
 
 _HUB_ID = re.compile(r"^[A-Za-z0-9][\w.-]*(/[\w.-]+)?$")
 _WEIGHTS = ("*.safetensors", "pytorch_model*.bin", "*.safetensors.index.json")
@@ -21,7 +23,10 @@ def problem_of_model(source: str, key: str, *, tokenizer: bool = True) -> str | 
         key: Configuration key; starts the line.
         tokenizer: Whether the folder needs a tokenizer as well.
     """
-    path = Path(source).expanduser()
+    try:
+        path = user_path(source, key)
+    except ConfigError as error:
+        return str(error)
     if not path.exists():
         looks_like_path = source.startswith((".", "/", "~")) or source.count("/") > 1
         if looks_like_path or not _HUB_ID.match(source):

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from rlhf_core.errors import ConfigError
+from rlhf_core.paths import user_path
 
 SCHEMA_VERSION = 1
 MANIFEST = "task.json"
@@ -68,7 +69,7 @@ class TaskFolder:
         Raises:
             ConfigError: The folder is no task, or a part that its manifest names is missing.
         """
-        root = Path(path).expanduser().resolve()
+        root = user_path(path).resolve()
         manifest = _read_manifest(root)
         reward = _section(root, manifest, "reward")
         heldout = _section(root, manifest, "heldout")

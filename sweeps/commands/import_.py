@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import argparse
 import sys
-from pathlib import Path
 from typing import Any
+
+from sweeps.commands.files import add_overwrite_option, check_target, path_argument, writing
 
 
 def register(subparsers: Any) -> None:
@@ -17,7 +18,7 @@ def register(subparsers: Any) -> None:
     )
     parser.add_argument(
         "file",
-        type=Path,
+        type=path_argument,
         metavar="FILE",
         help="script, program, YAML or JSON, or a file with bare flags; nothing in it is executed",
     )
@@ -30,16 +31,22 @@ def register(subparsers: Any) -> None:
     )
     parser.add_argument("--version", help="version of the framework (default: what fits the file)")
     parser.add_argument(
-        "--out", type=Path, metavar="FILE", help="where to write the YAML (default: the terminal)"
+        "--out",
+        type=path_argument,
+        metavar="FILE",
+        help="where to write the YAML (default: the terminal)",
     )
+    add_overwrite_option(parser)
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     from analysis.export import import_file
-    from sweeps.commands.export import writing
+    from analysis.files import replacing
     from sweeps.programs.describe import differences_as_yaml
 
+    if args.out is not None:
+        check_target(args.out, args.overwrite)
     made = import_file(args.target, args.file, args.version)
     title = f"Read from {args.file} ({args.target} {made.version}) by rlhf-sweep."
     comments = "".join(f"# {line}\n" for line in [title, *made.report()])
@@ -47,8 +54,8 @@ def run(args: argparse.Namespace) -> int:
     if args.out is None:
         sys.stdout.write(text)
     else:
-        with writing(args.out):
-            args.out.write_text(text, encoding="utf-8")
+        with writing(args.out), replacing(args.out) as draft:
+            draft.write_text(text, encoding="utf-8")
         print(f"{args.out} is written", file=sys.stderr)
         # Without --out the first lines on the terminal are these already.
         for line in made.report():

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlhf_core.errors import ConfigError, nearest
+from sweeps.commands.files import path_argument
 from sweeps.picture import draw_trial, draw_trials, with_services
 from sweeps.terminal import make_console
 
@@ -24,7 +24,11 @@ def register(subparsers: Any) -> None:
         "running or not, or the placement groups of a live Ray cluster.",
     )
     parser.add_argument(
-        "directory", nargs="?", type=Path, metavar="DIR", help="a run directory; or name --address"
+        "directory",
+        nargs="?",
+        type=path_argument,
+        metavar="DIR",
+        help="a run directory; or name --address",
     )
     parser.add_argument("--trial", metavar="ID", help="one trial in detail")
     parser.add_argument(
@@ -48,7 +52,8 @@ def _directory(directory: Path, trial: str | None) -> Iterator[str]:
     from sweeps.busy import busy_lines
 
     sweep = analysis.load(directory)
-    nodes = (sweep.info.get("cluster") or {}).get("nodes") or []
+    stored = (sweep.info.get("cluster") or {}).get("nodes") or []
+    nodes = [_whole(node, place) for place, node in enumerate(stored)]
     records = _placements(directory, sweep)
     if trial is not None and trial not in records:
         raise ConfigError(
@@ -70,6 +75,12 @@ def _directory(directory: Path, trial: str | None) -> Iterator[str]:
     yield from ["", *found] if found else []
 
 
+def _whole(node: dict[str, Any], place: int) -> dict[str, Any]:
+    """A node of ``sweep.json`` with what is drawn of it, where it was left out."""
+    usual = {"name": f"node {place}", "cpus": 0, "gpus": 0, "memory_gb": 0}
+    return usual | {key: value for key, value in node.items() if value is not None}
+
+
 def _placements(directory: Path, sweep: Sweep) -> dict[str, dict[str, Any]]:
     """What each trial's ``placement.json`` holds, where it is there and whole."""
     folders = [directory / "trials" / str(trial) for trial in sweep.trials.index]
@@ -82,12 +93,13 @@ def _services(directory: Path) -> dict[str, dict[str, Any]]:
 
 
 def _read(folders: Iterable[Path]) -> Iterator[tuple[str, dict[str, Any]]]:
+    from analysis import shapes
+    from analysis.files import read_object
+
     for folder in folders:
-        try:
-            found = json.loads((folder / "placement.json").read_text("utf-8"))
-        except (OSError, ValueError):
-            continue
-        if isinstance(found, dict) and found.get("bundles"):
+        # What is wrong with it stands in the warnings of the sweep.
+        found = read_object(folder / "placement.json", folder.name, [], shapes.PLACEMENT)
+        if found and found.get("bundles"):
             yield folder.name, found
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 from typing import Any
 
+from sweeps.commands.files import path_argument
 from sweeps.terminal import make_console, print_notes
 
 
@@ -17,10 +17,14 @@ def register(subparsers: Any) -> None:
         "rated texts (TSV, CSV, JSONL or Parquet). Use the folder as data.task.",
     )
     parser.add_argument(
-        "--data", type=Path, required=True, metavar="FILE", help="the rated texts, one a row"
+        "--data",
+        type=path_argument,
+        required=True,
+        metavar="FILE",
+        help="the rated texts, one a row",
     )
     parser.add_argument(
-        "--out", type=Path, required=True, metavar="DIR", help="the task folder to make"
+        "--out", type=path_argument, required=True, metavar="DIR", help="the task folder to make"
     )
     parser.add_argument(
         "--text-column", default="text", metavar="NAME", help="column of the texts (default: text)"

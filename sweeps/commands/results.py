@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import json
 import time
 from pathlib import Path
 from typing import Any
 
 import analysis
+from analysis import shapes
+from analysis.files import read_object
+from sweeps.commands.files import path_argument
 from sweeps.record import strict_json
 from sweeps.terminal import make_console, print_judgement
 
@@ -22,7 +24,7 @@ def register(subparsers: Any) -> None:
         description="Show how many trials of a run directory have ended, and how, what runs now and how far "
         "it is, and the best trial so far. It only reads, also while the sweep runs.",
     )
-    status.add_argument("directory", type=Path, metavar="DIR", help=DIRECTORY)
+    status.add_argument("directory", type=path_argument, metavar="DIR", help=DIRECTORY)
     status.add_argument("--json", action="store_true", help="for programs")
     status.set_defaults(run=run_status)
     best = subparsers.add_parser(
@@ -31,7 +33,7 @@ def register(subparsers: Any) -> None:
         description="Show the best trial of a run directory that may be chosen: its objective, its parameters, "
         "its last judgement where there is one, and how to run it alone.",
     )
-    best.add_argument("directory", type=Path, metavar="DIR", help=DIRECTORY)
+    best.add_argument("directory", type=path_argument, metavar="DIR", help=DIRECTORY)
     best.add_argument("--json", action="store_true", help="for programs")
     best.set_defaults(run=run_best)
 
@@ -48,7 +50,8 @@ def run_status(args: argparse.Namespace) -> int:
 def run_best(args: argparse.Namespace) -> int:
     sweep = analysis.load(args.directory)
     trial = analysis.best(sweep)
-    params = _mapping(args.directory / f"trials/{trial}/params.json") or {}
+    place = f"trials/{trial}/params.json"
+    params = read_object(args.directory / place, place, [], shapes.PARAMS) or {}
     document = {
         "trial": trial,
         "objective": sweep.objective.metric,
@@ -76,19 +79,10 @@ def run_best(args: argparse.Namespace) -> int:
 
 def _judgement(directory: Path, trial: str) -> dict[str, Any] | None:
     """The recorded last judgement, where it is about this trial and whole."""
-    recorded = _mapping(directory / "best.json") or {}
+    recorded = read_object(directory / "best.json", "best.json", [], shapes.JUDGED) or {}
     judgement = recorded.get("judgement") if recorded.get("trial") == trial else None
     needed = ("before", "after", "gain", "stderr", "standard_errors", "kl_response")
     whole = isinstance(judgement, dict) and all(
         isinstance(judgement.get(key), int | float) for key in needed
     )
     return judgement if whole else None
-
-
-def _mapping(file: Path) -> dict[str, Any] | None:
-    """What a JSON file holds, or None where it is missing, damaged or no mapping."""
-    try:
-        found = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    return found if isinstance(found, dict) else None

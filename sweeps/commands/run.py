@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sweeps.commands.files import path_argument
 from sweeps.commands.overrides import add_set_option, parse_overrides
 from sweeps.load import preset_names
 from sweeps.terminal import make_console, print_judgement, print_notes
@@ -26,7 +27,9 @@ def register(subparsers: Any) -> None:
         description=f"Run a sweep from a file or a preset ({', '.join(preset_names())}).",
     )
     parser.add_argument("sweep", metavar="FILE|PRESET", help="sweep.yaml, or a preset's name")
-    parser.add_argument("--out", type=Path, help="run directory (default: runs/NAME-DATE-TIME)")
+    parser.add_argument(
+        "--out", type=path_argument, help="run directory (default: runs/NAME-DATE-TIME)"
+    )
     add_set_option(parser, "search.trials=4")
     parser.set_defaults(run=run)
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 from typing import Any
 
 from rlhf_core.config.io import preset_names
+from rlhf_core.errors import ConfigError
+from rlhf_core.paths import user_path
+from sweeps.commands.files import path_argument
 from sweeps.commands.overrides import add_set_option, parse_overrides
 from sweeps.terminal import make_console
 
@@ -21,13 +23,15 @@ def register(subparsers: Any) -> None:
     parser.add_argument(
         "config", metavar="FILE|PRESET", help="YAML or JSON of a TrialConfig, or a preset's name"
     )
-    parser.add_argument("--out", type=Path, help="folder for metrics.jsonl and checkpoints")
+    parser.add_argument(
+        "--out", type=path_argument, help="folder for metrics.jsonl and checkpoints"
+    )
     parser.add_argument(
         "--resume", action="store_true", help="go on from the latest checkpoint in --out"
     )
     parser.add_argument(
         "--save-model",
-        type=Path,
+        type=path_argument,
         metavar="DIR",
         help="write the trained policy with its tokenizer as a Hugging Face folder",
     )
@@ -39,8 +43,12 @@ def run(args: argparse.Namespace) -> int:
     from rlhf_core.config import apply, load_trial, resolve_trial
     from sweeps.train import train
 
+    if args.resume and args.out is None:
+        raise ConfigError("--resume goes on in the folder that --out names; add --out DIR")
     named = args.config in preset_names()
-    config = resolve_trial(args.config, args.config) if named else load_trial(Path(args.config))
+    config = (
+        resolve_trial(args.config, args.config) if named else load_trial(user_path(args.config))
+    )
     config = apply(config, parse_overrides(args.overrides), "--set")
     console = make_console()
     for metrics in train(config, args.out, resume=args.resume, save_model=args.save_model):

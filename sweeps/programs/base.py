@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol, runtime_checkable
@@ -10,6 +9,7 @@ from typing import Any, ClassVar, Protocol, runtime_checkable
 import yaml
 
 from rlhf_core.errors import ConfigError
+from rlhf_core.imports import import_named
 from rlhf_core.metrics import IterationMetrics
 from rlhf_core.runtime.object_store import StoreNeed
 from rlhf_core.runtime.placement import PlacementPlan
@@ -154,16 +154,17 @@ class TrialProgram(Protocol):
 
 def load_program(path: str) -> TrialProgram:
     """The program behind ``package.module:Class``."""
-    module_name, _, name = path.partition(":")
-    try:
-        program: TrialProgram = getattr(importlib.import_module(module_name), name)()
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ConfigError(
-            f"program: {path!r} must be 'package.module:Class' of a TrialProgram: {error}"
-        ) from error
-    if not isinstance(program, TrialProgram):
-        missing = [
-            m for m in dir(TrialProgram) if not m.startswith("_") and not hasattr(program, m)
-        ]
+    kind = import_named(path, "program", "Class")
+    rule = f"program: {path!r} must be 'package.module:Class' of a TrialProgram"
+    # Nothing is called before it is known to be what is asked for.
+    if not isinstance(kind, type):
+        raise ConfigError(f"{rule}: it is a {type(kind).__name__}, no class")
+    missing = [m for m in dir(TrialProgram) if not m.startswith("_") and not hasattr(kind, m)]
+    if missing:
         raise ConfigError(f"program: {path!r} is no TrialProgram: it lacks {', '.join(missing)}")
+    try:
+        program: TrialProgram = kind()
+    # Making it runs the user's code, and whatever it raises.
+    except Exception as error:
+        raise ConfigError(f"{rule}, made without arguments: {error!r}") from error
     return program

@@ -15,6 +15,7 @@ from rlhf_core.config.measured import unmeasured
 from rlhf_core.config.overrides import flat
 from rlhf_core.errors import ConfigError
 from rlhf_core.metrics import IterationMetrics, names_under
+from rlhf_core.paths import user_path
 from rlhf_core.runtime.object_store import StoreNeed, store_need
 from rlhf_core.runtime.placement import PlacementPlan, plan_trial
 from rlhf_core.runtime.shared import SharedRole, shared_roles
@@ -42,6 +43,12 @@ def trial_config(base: Mapping[str, Any], params: Mapping[str, Any]) -> TrialCon
     return apply(resolve_trial(dict(base), "base"), dict(params), "parameters")
 
 
+def _absolute(value: str, key: str) -> str:
+    """The whole path of what is there; anything else, such as a hub id, as it is written."""
+    path = user_path(value, f"base.{key}")
+    return str(path.absolute()) if path.exists() else value
+
+
 class PPOProgram(TrialProgram):
     """The built-in program."""
 
@@ -62,10 +69,8 @@ class PPOProgram(TrialProgram):
 
     def absolute(self, values: Mapping[str, Any]) -> dict[str, Any]:
         return {
-            key: str(Path(value).expanduser().absolute())
-            if key in spelled(PATH_KEYS, key)
-            and isinstance(value, str)
-            and Path(value).expanduser().exists()
+            key: _absolute(value, key)
+            if key in spelled(PATH_KEYS, key) and isinstance(value, str)
             else value
             for key, value in values.items()
         }

@@ -150,7 +150,9 @@ def test_an_unreadable_prompt_file_is_named(good: TrialConfig, tmp_path: Path) -
         ("core_rewards:lenght", "has no function 'lenght'; did you mean 'length'"),
         ("core_rewards:Metadata2", "has no function"),
         ("no_such_module:f", "cannot be imported: No module named 'no_such_module'"),
-        (".relative:f", "cannot be imported"),
+        (".relative:f", "must be 'package.module:function'"),
+        ("..x:dumps", "must be 'package.module:function'"),
+        ("json:decoder", "is a module, which cannot be called"),
     ],
 )
 def test_a_bad_function_path_is_named(good: TrialConfig, path: str, says: str) -> None:

@@ -148,7 +148,11 @@ def test_all_problems_are_reported_together() -> None:
         ({"search": {"constraints": ["kl/respnse <= 3"]}}, "did you mean 'kl/response'"),
         ({"search": {"points": [{"ppo.lam": 0.9}]}}, "'ppo.lam' is not searched"),
         ({"cluster": {"local": True, "address": "auto"}}, "exactly one of"),
-        ({"program": "nowhere:Program"}, "TrialProgram"),
+        ({"program": "nowhere:Program"}, "cannot be imported"),
+        ({"program": "json:decoder"}, "it is a module, no class"),
+        ({"program": "..x:Program"}, "must be 'package.module:Class'"),
+        ({"program": "sweeps.programs.base:TrialProgram"}, "made without arguments: TypeError"),
+        ({"program": "sweeps.programs.ppo:PPOProgramme"}, "did you mean 'PPOProgram'"),
         ({"program": "collections:OrderedDict"}, "it lacks"),
         ({"name": "a/b"}, "name"),
         (
@@ -226,6 +230,43 @@ def test_one_corner_of_the_space_without_the_metric_is_enough() -> None:
     line = refusal({"base": "tiny", "space": space, **objective})
     assert "is not measured with ppo.advantage 'reinforce'" in line
     load_sweep({"base": "tiny", **objective})
+
+
+def test_what_a_program_names_is_not_called_before_it_is_known_to_be_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    called: list[object] = []
+    monkeypatch.setattr("os.system", called.append)
+    monkeypatch.setattr("os.getcwd", lambda: called.append("getcwd"))
+    assert "no class" in refusal({"base": "tiny", "program": "os:system"})
+    assert "no class" in refusal({"base": "tiny", "program": "os:getcwd"})
+    assert called == []
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("base.resources.roles.fused.cpus", 1e308),
+        ("base.resources.roles.fused.gpus", 1e308),
+        ("base.resources.roles.fused.memory_gb", 1e308),
+        ("base.resources.roles.fused.custom", {"fpga": 1e308}),
+        ("base.resources.cpus_per_gpu", 1e308),
+        ("base.resources.head_cpus", 1e308),
+        ("base.rollout.prompts_per_iteration", 10**400),
+        ("base.rollout.samples_per_prompt", 10**400),
+        ("base.budget.iterations", 10**400),
+        ("base.seed", 2**63),
+        ("base.eval.seed", 2**63),
+        ("selection.seed", 2**63),
+        ("base.sync.timeout_s", 1e308),
+        ("budget.minutes", 1e308),
+    ],
+)
+def test_amounts_beyond_every_machine_are_refused(key: str, value: Any) -> None:
+    (line,) = refusal("quickstart", **{key: value}).splitlines()
+    assert f"{key.removeprefix('base.')}" in line
+    assert "must be less than" in line
+    assert len(line) < 250
 
 
 def test_an_empty_prompt_file_is_refused(tmp_path: Path) -> None:

@@ -280,3 +280,30 @@ def test_shared_gpus_are_noted_as_shares_of_memory(
     made = import_text("openrlhf", flags, "flags.txt")
     noted = [line for line in made.report() if line.startswith("note, resources.colocate: ")]
     assert [share in line for line in noted] == ([True] if share else [])
+
+
+COMMAND = "python3 -m openrlhf.cli.train_ppo_ray"
+
+
+@pytest.mark.parametrize(
+    ("target", "text", "line"),
+    [
+        # Each pass over the variables of variables makes a word a hundred times longer.
+        ("openrlhf", f"A={'$B' * 100}\nB={'$C' * 100}\nC={'$D' * 100}\n{COMMAND} --x $A", "longer"),
+        ("openrlhf", f"A={'x' * 1000}\n{COMMAND} {'--x $A ' * 2000}", "shorten the variables"),
+        ("trl", f"PPOConfig(lr={'(' * 100_000})", "s.py"),
+        ("trl", f"PPOConfig(lr={'-' * 100_000}1)", "nested too deeply"),
+        ("trl", f"PPOConfig(lr={'+'.join(['1'] * 50_000)})", "nested too deeply"),
+        ("trl", "PPOConfig(lr='\0')", "is no valid Python"),
+    ],
+    ids=["bomb", "many", "brackets", "signs", "sum", "NUL"],
+)
+def test_what_grows_or_nests_without_end_is_one_line(target: str, text: str, line: str) -> None:
+    with pytest.raises(ConfigError, match=line) as caught:
+        import_text(target, text, "s.py" if target == "trl" else "s.sh")
+    assert len(str(caught.value).splitlines()) == 1
+
+
+def test_a_literal_that_is_none_stays_open() -> None:
+    read = import_text("trl", "PPOConfig(learning_rate={[]: 1})", "s.py")
+    assert read.open == {"learning_rate": "{[]: 1}"}

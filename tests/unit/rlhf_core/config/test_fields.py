@@ -9,9 +9,9 @@ import jsonschema
 import pytest
 
 from rlhf_core.config import TrialConfig, flatten, known_keys, preset_names, resolve_trial
-from rlhf_core.config.fields import NAME, Group, dotted_fields
-
-BOUNDS = {"Ge", "Gt", "Le", "Lt"}
+from rlhf_core.config.fields import NAME, Group, dotted_fields, validate
+from rlhf_core.errors import ConfigError
+from sweeps.config import SweepConfig
 
 
 def _kinds(annotation: Any) -> set[Any]:
@@ -34,7 +34,9 @@ def test_an_option_is_described_and_a_number_is_bounded(key: str, field: Any) ->
     assert field.description[-1] == "."
     kinds = _kinds(field.annotation)
     if kinds & {int, float} and bool not in kinds:
-        assert BOUNDS & {type(m).__name__ for m in field.metadata}, f"{key} has no bound"
+        bounds = {type(m).__name__ for m in field.metadata}
+        assert bounds & {"Ge", "Gt"}, f"{key} has no lower bound"
+        assert bounds & {"Le", "Lt"}, f"{key} has no upper bound"
 
 
 def test_groups_are_described() -> None:
@@ -83,3 +85,32 @@ def test_the_json_schema_is_valid_and_judges_like_the_models() -> None:
 def test_a_configuration_is_frozen() -> None:
     with pytest.raises(ValueError, match="frozen"):
         TrialConfig().seed = 3  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("values", "line"),
+    [
+        ({"ppo": 3}, "ppo must be a mapping, but is 3"),
+        ({"data": {"task": 3}}, "data.task must be text, but is 3"),
+        ({"resources": {"colocate": "learner"}}, "must be a list, but is 'learner'"),
+        ({"resources": {"colocate": [3]}}, "resources.colocate.0 must be a mapping, but is 3"),
+        ({"resources": {"labels": ["zone"]}}, "resources.labels must be a mapping"),
+        ({"resources": {"labels": {"zone": 3}}}, "zone must be text or a list, but is 3"),
+        ({"resources": {"labels": {"zone": ["a", 3]}}}, "zone.1 must be text, but is 3"),
+        ({"reward": {"extra": {"a": 3}}}, "reward.extra.a must be a mapping, but is 3"),
+    ],
+)
+def test_a_value_of_another_form_is_one_line_in_the_words_of_a_file(
+    values: dict[str, Any], line: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        resolve_trial(values, "mine")
+    (said,) = caught.value.problems
+    assert said.startswith("mine: ")
+    assert line in said
+
+
+def test_what_is_missing_is_named() -> None:
+    with pytest.raises(ConfigError) as caught:
+        validate(SweepConfig, {"cluster": {"node_types": [{"cpus": 1}]}}, "mine")
+    assert caught.value.problems == ("mine: cluster.node_types.0.memory_gb is missing; name it",)
