@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from importlib import resources
+from pathlib import PurePath
 from typing import Any
 
 from rlhf_core.config.fields import spelled, validate
@@ -129,12 +130,12 @@ def _expand_base(values: dict[str, Any]) -> dict[str, Any]:
             raise ConfigError(f"base.extends: {file} extends itself by way of {', '.join(read)}")
         read.append(file)
         own = {key: value for key, value in base.items() if key != "extends"}
-        base = merge(read_mapping(Path(file).expanduser()), own)
+        base = merge(read_mapping(user_path(file, "base.extends")), own)
     return {**values, "base": base} if "base" in values else values
 
 
 def _names_file(extends: object) -> bool:
-    return isinstance(extends, str) and Path(extends).suffix in FILES
+    return isinstance(extends, str) and PurePath(extends).suffix in FILES
 
 
 def _read_space(spaced: object, name: str) -> Space:
