@@ -62,7 +62,10 @@ class RewardConfig(Group):
         gt=0,
     )
     clip: float | None = option(
-        None, "Scores are clipped to [-clip, clip] before the KL penalty; null: never.", gt=0
+        None,
+        "Scores are clipped to [-clip, clip] before the KL penalty; null: never.",
+        gt=0,
+        le=1e30,
     )
     normalise: Literal["off", "static", "running"] = option(
         "off",
