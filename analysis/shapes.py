@@ -185,7 +185,7 @@ _WORKER = record(
         "share": record(_AMOUNTS),
         "gpus": listed(anything),
     },
-    needed=("name", "index", "bundle"),
+    needed=("name", "bundle"),
 )
 PLACEMENT = record(
     {

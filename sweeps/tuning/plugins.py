@@ -184,15 +184,29 @@ class SweepCallback(_Plugin, tune.Callback):
     def on_trial_error(
         self, iteration: int, trials: list[Trial], trial: Trial, **info: Any
     ) -> None:
-        error = trial.get_error()
-        lost = (
-            error is None
-            or isinstance(error, LOST)
-            or isinstance(getattr(error, "cause", None), LOST)
-        )
-        first = str(error).strip().splitlines()[0] if error is not None and str(error) else ""
-        reason = first or "a process of the trial was lost and its retries are used up"
+        lost, reason = _what_was_lost(trial.get_error())
         self.driver.end(name_of(trial), Outcome.LOST if lost else Outcome.FAILED, reason)
+
+
+# After a retry Tune knows the last error as the text of its file only.
+_NAMES = (*(kind.__name__ for kind in LOST), "ActorDiedError", "ActorUnavailableError")
+
+
+def _what_was_lost(error: Exception | None) -> tuple[bool, str]:
+    """Whether an error that left a trial says that a process was lost, and its last line."""
+    lines = str(error or "").strip().splitlines()
+    lost = (
+        error is None
+        or isinstance(error, LOST)
+        or isinstance(getattr(error, "cause", None), LOST)
+        or any(name in line for line in lines for name in _NAMES)
+    )
+    if isinstance(error, LOST) or not lines:
+        return lost, lines[
+            0
+        ] if lines else "a process of the trial was lost, and its retries are used up"
+    named = [line for line in lines if any(name in line for name in _NAMES)]
+    return lost, (named or lines)[-1].strip()
 
 
 def name_of(trial: Trial) -> str:
