@@ -188,8 +188,14 @@ class SweepCallback(_Plugin, tune.Callback):
         self.driver.end(name_of(trial), Outcome.LOST if lost else Outcome.FAILED, reason)
 
 
-# After a retry Tune knows the last error as the text of its file only.
-_NAMES = (*(kind.__name__ for kind in LOST), "ActorDiedError", "ActorUnavailableError")
+# Tune may know an error as text only: that of its file, with the error's name, or the message alone.
+_NAMES = (
+    *(kind.__name__ for kind in LOST),
+    "ActorDiedError",
+    "ActorUnavailableError",
+    "The actor died",
+    "The actor is dead",
+)
 
 
 def _what_was_lost(error: Exception | None) -> tuple[bool, str]:

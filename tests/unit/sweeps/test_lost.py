@@ -21,6 +21,11 @@ ray.exceptions.ActorDiedError: The actor died unexpectedly before finishing this
         (RankError("rank 1 did not answer"), True, "rank 1 did not answer"),
         (ObjectLostError("00" * 28, None, "x"), True, "Failed to retrieve object"),
         (RuntimeError(FILE), True, "ray.exceptions.ActorDiedError: The actor died unexpectedly"),
+        (
+            RuntimeError("The actor is dead because its worker process has died. Exit type: X"),
+            True,
+            "The actor is dead",
+        ),
         (ConfigError("model.device: no such device"), False, "model.device: no such device"),
         (RuntimeError("Traceback\nKeyError: 3"), False, "KeyError: 3"),
     ],
