@@ -140,42 +140,6 @@ def test_roles_in_processes_compute_what_one_process_computes(
         ]
 
 
-@pytest.mark.long
-@pytest.mark.timeout(900)
-def test_a_warm_sweep_is_a_cold_one_bit_for_bit(runner: Any, tmp_path: Path) -> None:
-    """One of its trials fails, and the one after it has new processes."""
-    functions = [f"sweep_helpers:{name}" for name in ("brevity", "broken", "letters")]
-    order = (0, 2, 1, 0, 2)
-    values = {
-        "base": {**QUICK, "resources": {"layout": "split"}, "reward": {"workers": 0}},
-        "space": {
-            "reward.function": {"choice": functions},
-            "ppo.kl.coef": {"float": [0.01, 0.2], "log": True},
-        },
-        "search": {
-            "trials": 5,
-            "max_concurrent": 1,
-            "points": [{"reward.function": functions[i]} for i in order],
-        },
-    }
-    curves, pids = {}, {}
-    for warm in (True, False):
-        out = tmp_path / str(warm)
-        runner.run(values, out, warm=warm)
-        trials = analysis.load(out).trials["outcome"].tolist()
-        assert trials == ["completed", "completed", "failed", "completed", "completed"]
-        folders = [out / f"trials/t000{i}" for i in (0, 1, 3, 4)]
-        curves[warm] = [curve(folder / "metrics.jsonl") for folder in folders]
-        placed = [json.loads((folder / "placement.json").read_text()) for folder in folders]
-        pids[warm] = [{worker["pid"] for worker in place["workers"]} for place in placed]
-    assert curves[True] == curves[False]
-    first, second, third, fourth = pids[True]
-    assert first == second
-    assert third == fourth
-    assert first.isdisjoint(third)
-    assert len(set().union(*pids[False])) == 4 * len(first)
-
-
 def test_a_bug_in_user_code_fails_its_trial_and_the_sweep_goes_on(
     runner: Any, tmp_path: Path
 ) -> None:
