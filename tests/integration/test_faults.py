@@ -19,6 +19,7 @@ from sweep_runner import Runner
 import analysis
 
 pytestmark = [pytest.mark.ray, pytest.mark.long]
+TRIALS = 50
 NODE = {"num_cpus": 16, "num_gpus": 3, "memory": 256 * 10**9, "object_store_memory": 120 * 10**6}
 BASE: dict[str, Any] = {
     "rollout": {"prompts_per_iteration": 16, "max_new_tokens": 12, "chunk_size": 4},
@@ -26,6 +27,13 @@ BASE: dict[str, Any] = {
     "budget": {"iterations": 8},
     "checkpoint": {"every_iterations": 1},
     "resources": {"layout": "split"},
+}
+LEAN: dict[str, Any] = {
+    **BASE,
+    "budget": {"iterations": 1},
+    "ppo": {"advantage": "reinforce", "kl": {"coef": 0.0, "measure": False}},
+    "resources": {"layout": "split", "roles": {"rollout": {"workers": 1}}},
+    "reward": {"workers": 0},
 }
 
 
@@ -40,6 +48,53 @@ def ray_processes(name: str) -> list[psutil.Process]:
         if line.startswith("ray::") and name in line:
             found.append(process)
     return found
+
+
+@pytest.mark.timeout(1800)
+def test_fifty_trials_of_which_many_fail_leave_nothing(runner: Any, tmp_path: Path) -> None:
+    """In the trial's start, in a step, by the death of a role process or of the coordinator."""
+    import ray
+    from ray._private.state import actors, available_resources_per_node
+
+    out = tmp_path / "run"
+    runner.run(
+        {
+            "base": LEAN,
+            "space": {
+                # In layout fused a function that ends its process ends the coordinator's.
+                "reward.function": {
+                    "choice": [f"sweep_helpers:{name}" for name in ("brevity", "broken", "dies")]
+                },
+                "resources.layout": {"choice": ["split", "fused"]},
+                "model.device": {"choice": ["cpu", "cuda"]},
+            },
+            "search": {
+                "trials": TRIALS,
+                "sampler": "random",
+                "points": [
+                    {"reward.function": "sweep_helpers:brevity", "model.device": "cpu"},
+                ],
+            },
+            "budget": {"retries": 1},
+        },
+        out,
+    )
+    sweep = analysis.load(out)
+    assert len(sweep.trials) == TRIALS
+    outcomes = set(sweep.trials["outcome"])
+    assert outcomes == {"completed", "failed", "lost"}
+    assert "warning" not in sweep.events
+    assert ray_processes("RoleActor") + ray_processes("Trainable") == []
+    ray.init(address=runner.address, log_to_driver=False, configure_logging=False)
+    try:
+        alive = [a for a in actors().values() if a["State"] != "DEAD"]
+        assert alive == []
+        for node in ray.nodes():
+            free = available_resources_per_node()[node["NodeID"]]
+            for name in ("CPU", "GPU", "memory"):
+                assert free[name] == node["Resources"][name]
+    finally:
+        ray.shutdown()
 
 
 @pytest.fixture(scope="module")
