@@ -32,11 +32,6 @@ def version_of(batch: int, interval: int, ahead: int) -> int:
     return max(0, batch - ahead) // interval * interval
 
 
-def largest_staleness(interval: int, ahead: int) -> int:
-    """Largest difference of learner's version and stamp when a batch is trained on."""
-    return ahead + interval - 1
-
-
 @dataclass(frozen=True)
 class Sampled:
     """A batch of rollouts.
