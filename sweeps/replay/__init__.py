@@ -1,0 +1,1 @@
+"""Sweeps played against recorded learning curves, and the recorder of those curves."""
