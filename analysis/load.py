@@ -27,9 +27,10 @@ def load(
     """Read a sweep, also one that is being written, was interrupted, or was made by another tool.
 
     Args:
-        source: A run directory; a folder of ``ray.tune``; an Optuna study, the URL of its storage
-            or its journal (``*.log``); a CSV export of Weights & Biases; a pattern such as
-            ``"runs/*"``; or a list of such, which become one sweep.
+        source: A run directory; a folder that ``Sweep.to_parquet`` wrote; a folder of
+            ``ray.tune``; an Optuna study, the URL of its storage or its journal (``*.log``); a CSV
+            export of Weights & Biases; a pattern such as ``"runs/*"``; or a list of such, which
+            become one sweep.
         metric: Objective of a source that states none, or another one than it states.
         direction: ``maximize`` or ``minimize``, with ``metric``.
         study: Name of the study in a storage that holds several.
@@ -71,7 +72,8 @@ def _matching(source: str) -> list[Any]:
 
 
 def _readable(path: Path) -> bool:
-    return (path / "sweep.json").is_file() or any(path.glob("*/result.json"))
+    stated = any((path / name).is_file() for name in ("sweep.json", "packed.json"))
+    return stated or any(path.glob("*/result.json"))
 
 
 def _combined(loaded: list[Sweep]) -> Sweep:
@@ -95,6 +97,10 @@ def _load_one(source: Any, study: str | None, cache: bool | None) -> Sweep:
         from analysis.foreign.wandb import from_csv
 
         return from_csv(path)
+    from analysis.packed import from_packed, is_packed
+
+    if is_packed(path):
+        return from_packed(path)
     if not (path / "sweep.json").exists():
         from analysis.foreign.tune import from_experiment, trial_folders
 

@@ -113,15 +113,16 @@ class Sweep:
             return ""
 
     def to_parquet(self, folder: str | Path) -> list[Path]:
-        """Write each frame as ``folder/<frame>.parquet``; categories stay categories."""
+        """Write each frame as ``folder/<frame>.parquet``, and what else ``analysis.load(folder)`` needs."""
         from analysis.files import replacing
+        from analysis.packed import write_document
 
         written = []
         for name, frame in self._frames(folder).items():
             with replacing(Path(folder) / f"{name}.parquet") as draft:
-                _plain_categories(frame).to_parquet(draft)
+                _plain_categories(frame).to_parquet(draft, compression="zstd")
             written.append(Path(folder) / f"{name}.parquet")
-        return written
+        return [*written, write_document(self, Path(folder))]
 
     def to_csv(self, folder: str | Path) -> list[Path]:
         """Write each frame as ``folder/<frame>.csv``, with the trial's id as the first column."""

@@ -65,10 +65,15 @@ def _mapping(loader: _Loader, node: yaml.MappingNode) -> dict[Any, Any]:
 _Loader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _mapping)
 
 
+# No configuration holds as many values; a few anchors within anchors make billions.
+MOST_VALUES = 100_000
+
+
 def parse_yaml(text: str, source: str) -> Any:
     """Plain values of a YAML text; a syntax error becomes one line with its place."""
     try:
-        return yaml.load(text, _Loader)
+        values = yaml.load(text, _Loader)
+        count = _count(values, {})
     except ValueError as error:
         # Something that looks like a date but is none, for example.
         raise ConfigError(f"{source}: is no valid YAML: {error}") from None
@@ -79,6 +84,22 @@ def parse_yaml(text: str, source: str) -> Any:
         place = f" line {mark.line + 1} column {mark.column + 1}" if mark else ""
         what = getattr(error, "problem", None) or "it cannot be read"
         raise ConfigError(f"{source}:{place} is no valid YAML: {what}") from None
+    if count > MOST_VALUES:
+        raise ConfigError(
+            f"{source}: holds more than {MOST_VALUES:,} values once its anchors (&, *) are written out; "
+            "write them out, or leave them away"
+        )
+    return values
+
+
+def _count(value: Any, known: dict[int, int]) -> int:
+    """How many values there are with every anchor written out."""
+    if not isinstance(value, dict | list):
+        return 1
+    if id(value) not in known:
+        items = value.values() if isinstance(value, dict) else value
+        known[id(value)] = 1 + sum(_count(item, known) for item in items)
+    return known[id(value)]
 
 
 def read_mapping(path: Path) -> dict[str, Any]:

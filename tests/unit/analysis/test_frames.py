@@ -217,7 +217,8 @@ def test_every_duration_that_a_sweep_writes_has_a_column(builder):
 
 def test_parquet_and_csv_out_and_back(every_outcome, tmp_path):
     sweep = analysis.load(every_outcome.path)
-    written = sweep.to_parquet(tmp_path / "out")
+    *written, document = sweep.to_parquet(tmp_path / "out")
+    assert document.name == "packed.json"
     assert [p.name for p in written] == [
         "trials.parquet", "iterations.parquet", "placements.parquet", "events.parquet",
     ]  # fmt: skip
@@ -228,6 +229,32 @@ def test_parquet_and_csv_out_and_back(every_outcome, tmp_path):
     for path in sweep.to_csv(tmp_path / "out"):
         assert len(pd.read_csv(path)) == len(getattr(sweep, path.stem))
     assert pd.read_csv(tmp_path / "out/trials.csv")["trial"].tolist() == list(sweep.trials.index)
+
+
+def test_a_packed_sweep_loads_as_it_was(every_outcome, tmp_path):
+    sweep = analysis.load(every_outcome.path)
+    sweep.to_parquet(tmp_path / "packed")
+    packed = analysis.load(tmp_path / "packed")
+    for name in ("trials", "iterations", "placements", "events"):
+        pd.testing.assert_frame_equal(
+            getattr(packed, name), getattr(sweep, name), check_categorical=False
+        )
+    assert (packed.info, packed.space, packed.warnings) == (sweep.info, sweep.space, sweep.warnings)
+    assert analysis.best(packed) == analysis.best(sweep)
+    assert repr(packed) == repr(sweep)
+    assert analysis.render_leaderboard(packed).row_count > 0
+    assert len(analysis.load(str(tmp_path / "pack*")).trials) == len(sweep.trials)
+
+
+def test_a_damaged_packed_sweep_is_named(builder, tmp_path):
+    builder.completed("t0000", 1.0)
+    analysis.load(builder.path).to_parquet(tmp_path)
+    (tmp_path / "events.parquet").write_bytes(b"PAR1")
+    with pytest.raises(ConfigError, match=r"events\.parquet of the packed sweep"):
+        analysis.load(tmp_path)
+    (tmp_path / "packed.json").write_text('{"schema_version": 99}')
+    with pytest.raises(ConfigError, match="schema version 99"):
+        analysis.load(tmp_path)
 
 
 def test_categories_of_several_types_go_to_parquet_as_text(builder, tmp_path):

@@ -42,7 +42,11 @@ def test_every_run_is_recorded_once_through_a_cut(builtin_task: Path, tmp_path: 
     assert [(run["phase"], run["config"]) for run in first[:4]] == [("tune", i) for i in range(4)]
     # The best by the recorded values themselves, not by what the code under test ranks.
     best = max(first[:4], key=lambda run: run["iterations"][-1]["eval/heldout"])
-    assert (first[4]["phase"], first[4]["config"], first[4]["seed"]) == ("test", best["config"], 101)
+    assert (first[4]["phase"], first[4]["config"], first[4]["seed"]) == (
+        "test",
+        best["config"],
+        101,
+    )
     file = tmp_path / "runs.jsonl"
     whole = file.read_bytes()
     file.write_bytes(whole[:-20])

@@ -301,3 +301,21 @@ def test_the_interval_in_episodes_never_splits_a_batch() -> None:
     for episodes, interval in ((1, 1), (8, 1), (15, 1), (16, 2), (50, 6)):
         assert apply(config, {"sync.interval_episodes": episodes}).sync_interval == interval
     assert apply(config, {"sync.interval": 3}).sync_interval == 3
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a0: &a0 [1, 2, 3, 4, 5, 6, 7, 8]\n"
+        + "".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 8)}]\n" for i in range(1, 12)),
+        "a: &a [*a]",
+    ],
+    ids=["anchors within anchors", "an anchor within itself"],
+)
+def test_anchors_that_grow_without_end_are_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="more than 100,000 values|recursive"):
+        parse_yaml(text, "s")
+
+
+def test_an_anchor_used_twice_is_read() -> None:
+    assert parse_yaml("a: &a {lr: 1}\nb: *a", "s") == {"a": {"lr": 1}, "b": {"lr": 1}}
