@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -54,9 +55,26 @@ def load(
         raise ConfigError(
             f"no run directory matches {source!r}; name one that `rlhf-sweep run` wrote"
         )
-    loaded = [_load_one(item, study, cache) for item in found]
+    once, again = _without_repeats(found)
+    loaded = [_load_one(item, study, cache) for item in once]
     sweep = loaded[0] if len(loaded) == 1 else _combined(loaded)
+    if again:
+        sweep = replace(sweep, warnings=(*sweep.warnings, *again))
     return sweep if metric is None and direction is None else _aimed(sweep, metric, direction)
+
+
+def _without_repeats(found: list[Any]) -> tuple[list[Any], list[str]]:
+    """Every source once, and a line for each that was named again: its trials would count twice."""
+    once: dict[Any, Any] = {}
+    again: list[str] = []
+    for item in found:
+        key: Any = id(item)
+        if isinstance(item, str | Path):
+            key = str(item) if "://" in str(item) else user_path(item).resolve()
+        if key in once:
+            again.append(f"{item} was named more than once; it is read once")
+        once.setdefault(key, item)
+    return list(once.values()), again
 
 
 def _matching(source: str) -> list[Any]:
@@ -113,8 +131,6 @@ def _load_one(source: Any, study: str | None, cache: bool | None) -> Sweep:
 
 def _aimed(sweep: Sweep, metric: str | None, direction: str | None) -> Sweep:
     """The sweep under another objective; ``value`` becomes the last finite value of its metric."""
-    from dataclasses import replace
-
     from analysis.objective import Objective
     from rlhf_core.errors import nearest
 

@@ -79,8 +79,12 @@ def beyond(used: Amounts, before: Amounts, held: Amounts) -> dict[str, float]:
 
 def in_words(missing: Amounts) -> str:
     """The warning of a ledger line."""
-    amounts = ", ".join(f"{amount:g} {unit}" for unit, amount in sorted(missing.items()))
-    return f"{amounts} are in use that no trial of the sweep holds"
+    amounts = [
+        f"{amount:g} {unit.removesuffix('s') if amount == 1 else unit}"
+        for unit, amount in sorted(missing.items())
+    ]
+    verb = "is" if list(missing.values()) == [1] else "are"
+    return f"{', '.join(amounts)} {verb} in use that no trial of the sweep holds"
 
 
 def total(parts: Collection[Amounts]) -> dict[str, float]:

@@ -246,6 +246,18 @@ def test_a_packed_sweep_loads_as_it_was(every_outcome, tmp_path):
     assert len(analysis.load(str(tmp_path / "pack*")).trials) == len(sweep.trials)
 
 
+def test_a_sweep_named_twice_is_read_once(builder, tmp_path):
+    builder.completed("t0000", 1.0)
+    link = tmp_path / "link"
+    link.symlink_to(builder.path)
+    sweep = analysis.load([builder.path, str(builder.path), link])
+    assert list(sweep.trials.index) == ["t0000"]
+    assert [w for w in sweep.warnings if "more than once" in w] == [
+        f"{builder.path} was named more than once; it is read once",
+        f"{link} was named more than once; it is read once",
+    ]
+
+
 def test_a_damaged_packed_sweep_is_named(builder, tmp_path):
     builder.completed("t0000", 1.0)
     analysis.load(builder.path).to_parquet(tmp_path)

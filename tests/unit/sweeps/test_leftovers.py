@@ -39,7 +39,7 @@ def test_what_stays_missing_is_told_once_and_in_words() -> None:
     assert state.looked(used, {"CPUs": 2.0}, 5.1) is None
     assert not state.due(10.0)
     assert state.due(10.1)
-    told = "1.5 CPUs, 1 GPUs are in use that no trial of the sweep holds"
+    told = "1.5 CPUs, 1 GPU are in use that no trial of the sweep holds"
     assert state.looked(used, {"CPUs": 2.0}, 10.1) == ("t1", told)
     state.settling(["t1", "t2"], 11.0)
     state.settling(["t1", "t2"], 17.0)
@@ -99,7 +99,7 @@ def test_a_trial_whose_group_waits_for_the_leak_does_not_hide_it(tmp_path: Path)
     for now in (0.0, 6.0, 12.0):
         driver.watch([third], lambda: view(16.0, 0.0, [[{"CPU": 1.0, "GPU": 1.0}]]), now)
     assert [warning for _, warning in warnings(tmp_path)] == [
-        "1 GPUs are in use that no trial of the sweep holds"
+        "1 GPU is in use that no trial of the sweep holds"
     ]
 
 
@@ -110,4 +110,4 @@ def test_what_is_missing_after_the_last_trial_is_told_too(
     assert ended.free_again(view(16.0, 1.0))
     assert not ended.free_again(view(15.0, 0.0))
     ended.left_over(view(15.0, 0.0))
-    assert warnings(tmp_path) == [("t0000", "1 GPUs are in use that no trial of the sweep holds")]
+    assert warnings(tmp_path) == [("t0000", "1 GPU is in use that no trial of the sweep holds")]

@@ -313,7 +313,7 @@ def test_the_interval_in_episodes_never_splits_a_batch() -> None:
     ids=["anchors within anchors", "an anchor within itself"],
 )
 def test_anchors_that_grow_without_end_are_refused(text: str) -> None:
-    with pytest.raises(ConfigError, match="more than 100,000 values|recursive"):
+    with pytest.raises(ConfigError, match=r"more than 100,000 values|recursive"):
         parse_yaml(text, "s")
 
 
