@@ -256,7 +256,9 @@ class IterationMetrics:
     Attributes:
         iteration: Iterations done; 0 is the evaluation before the first update.
         values: ``{metric name: number}``; PPO's names are those of the catalogue.
+        repeated: Whether a checkpoint brought them back: they may have been yielded before it was restored.
     """
 
     iteration: int
     values: dict[str, float]
+    repeated: bool = False

@@ -94,6 +94,8 @@ class PPOTrial:
         self._saved_at = self._started
         self._best: float | None = None
         self._evaluated = False
+        # What the checkpoint was saved with, until it is yielded.
+        self._restored: IterationMetrics | None = None
         # Rows of the batch that are trained on; fewer than all where groups are filtered.
         self._kept: list[int] = []
         # Workers that were asked for their busy seconds and have not answered yet.
@@ -102,7 +104,14 @@ class PPOTrial:
     # The loop
 
     def __iter__(self) -> Iterator[IterationMetrics]:
-        """Yields iteration 0 (the evaluation before the first update), then 1 .. budget."""
+        """Yields iteration 0 (the evaluation before the first update), then 1 .. budget.
+
+        After ``restore`` the iteration of the checkpoint comes first: it was saved before it was yielded, so
+        whoever records may never have had it.
+        """
+        if self._restored is not None:
+            restored, self._restored = self._restored, None
+            yield restored
         if self.iteration == 0 and not self._evaluated:
             self._evaluated = True
             phases = Phases()
@@ -257,16 +266,14 @@ class PPOTrial:
         metrics |= phases.metrics()
         metrics |= self._busy(elapsed)
         metrics |= self.runtime.metrics()
-        now = time.perf_counter()
-        self.totals["seconds"] += now - self._started
-        self._started = now
-        for name in ("episodes", "tokens"):
-            metrics[f"cost/{name}"] = self.totals[name]
         metrics |= self._cost()
         return IterationMetrics(self.iteration, dict(sorted(metrics.items())))
 
     def _cost(self) -> dict[str, float]:
-        """The trial's own bundles for as long as it runs, and its part of the services'."""
+        """What was sampled; the trial's own bundles for as long as it runs, and its part of the services'."""
+        now = time.perf_counter()
+        self.totals["seconds"] += now - self._started
+        self._started = now
         for group in self.groups.values():
             for what, amount in group.charged(self.name).items():
                 self.shared_cost[what] += amount
@@ -274,7 +281,9 @@ class PPOTrial:
             "gpu_seconds": self.totals["seconds"] * self.plan.total("gpus"),
             "cpu_seconds": self.totals["seconds"] * self.plan.total("cpus"),
         }
-        return {f"cost/{what}": own[what] + shared for what, shared in self.shared_cost.items()}
+        costs = {what: own[what] + shared for what, shared in self.shared_cost.items()}
+        costs |= {what: self.totals[what] for what in ("episodes", "tokens")}
+        return {f"cost/{what}": amount for what, amount in costs.items()}
 
     def _busy(self, elapsed: float) -> dict[str, float]:
         """Busy shares of the roles, and how unevenly the nodes of the rollouts work."""
@@ -333,7 +342,7 @@ class PPOTrial:
             value = metrics.get(settings.metric)
             is_best = value is not None and self._beats_best(value)
             self._best = value if is_best else self._best
-            self.save(metrics, best=is_best)
+            self.save(metrics | phases.metrics() | self._cost(), best=is_best)
             checkpoint.prune(self.store, settings.keep)
         self._saved_at = now
 
@@ -344,7 +353,11 @@ class PPOTrial:
         return value < self._best if down else value > self._best
 
     def save(self, metrics: dict[str, float] | None = None, *, best: bool = False) -> int:
-        """Writes a checkpoint of this iteration; returns its step."""
+        """Writes a checkpoint of this iteration, with metrics that are yielded again after a restore.
+
+        Returns:
+            Its step.
+        """
         if self.store is None:
             raise CheckpointError("checkpoint: this trial was given no store")
         step, uri = self.iteration, self.store.uri
@@ -388,7 +401,8 @@ class PPOTrial:
         )
         try:
             self.load_state_dict(manifest["state"])
-        except (KeyError, TypeError, ValueError) as error:
+            values = {str(name): float(value) for name, value in manifest["metrics"].items()}
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise CheckpointError(
                 f"checkpoint: the state of step {step} in {uri} is damaged: {error!r}"
             ) from None
@@ -401,6 +415,7 @@ class PPOTrial:
         waiting = parts.get("waiting")
         tensors = {} if waiting is None else checkpoint.load_part(self.store, waiting)
         self.stream.restart(self.iteration, held, unpacked(tensors, self._chunks))
+        self._restored = IterationMetrics(self.iteration, values, repeated=True) if values else None
         return True
 
     def close(self) -> None:

@@ -25,7 +25,16 @@ from sweeps.record import RunDirectory
 from sweeps.services import NoServices, Services
 
 # Keys of Tune's result that belong to the protocol between trial and driver, not to the metrics.
-PROTOCOL = ("outcome", "reason", "traceback", "placement", "durations", "iteration", "events")
+PROTOCOL = (
+    "outcome",
+    "reason",
+    "traceback",
+    "placement",
+    "durations",
+    "iteration",
+    "events",
+    "repeated",
+)
 
 
 @dataclass
@@ -281,7 +290,7 @@ class SweepDriver:
             self.first_placement = self.first_placement or (trial, result["placement"])
         for event in result.get("events", ()):
             self._line(record, event=event)
-        metrics = numbers(result)
+        metrics = {} if _known(record, result) else numbers(result)
         if metrics:
             record.iteration = int(result.get("iteration", record.iteration))
             self.directory.metrics(trial, record.iteration, metrics)
@@ -301,6 +310,8 @@ class SweepDriver:
     def decide(self, trial: str, result: Mapping[str, Any]) -> bool:
         """Whether the trial goes on after this result."""
         record, config = self.records[trial], self.loaded.config
+        if _known(record, result):
+            return True
         metrics, iteration = numbers(result), int(result.get("iteration", 0))
         diverged = self._guards.decide(trial, metrics)
         if diverged is not None:
@@ -376,6 +387,11 @@ class SweepDriver:
             if earlier in times and later in times
         }
         return {**spans, **record.durations}
+
+
+def _known(record: TrialRecord, result: Mapping[str, Any]) -> bool:
+    """Whether a checkpoint brought back an iteration that is recorded already."""
+    return bool(result.get("repeated")) and int(result["iteration"]) <= record.iteration
 
 
 def numbers(result: Mapping[str, Any]) -> dict[str, float]:

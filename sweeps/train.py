@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import math
 import tempfile
 import time
@@ -60,6 +61,7 @@ def train(
         else:
             folder = user_path(out, "--out").absolute()
             _check_folder(folder, resume, config)
+        recorded = _last_recorded(folder)
         store = LocalStore(folder)
         store.put("config.json", strict_json(config.model_dump(mode="json")).encode())
         task_folder(config)
@@ -69,11 +71,21 @@ def train(
         stack.callback(running.close)
         store.put("placement.json", strict_json(running.placement()).encode())
         for metrics in running:
+            if metrics.repeated and metrics.iteration <= recorded:
+                continue
             line = {"iteration": metrics.iteration, "timestamp": time.time(), **metrics.values}
             store.append("metrics.jsonl", strict_json(line))
             yield metrics
         if save_model is not None:
             running.save_model(save_model)
+
+
+def _last_recorded(folder: Path) -> int:
+    """The last iteration in ``metrics.jsonl``, whose last line may be torn; -1 where there is none."""
+    file = folder / "metrics.jsonl"
+    text = file.read_text() if file.is_file() else ""
+    lines = [line for line in text.splitlines(keepends=True) if line.endswith("\n")]
+    return max((int(json.loads(line)["iteration"]) for line in lines), default=-1)
 
 
 # What a trial may be continued with: a longer budget, other checkpoints, other places.

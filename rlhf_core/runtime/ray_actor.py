@@ -95,7 +95,7 @@ class RayWorker:
         actor: The actor.
         where: Its process and node, as ``RoleActor.where`` tells.
         stand_in: Finds another actor when this one died; the lost call is then repeated.
-        called: Told of every call, ``(role, method)``.
+        called: Told of every call, ``(role, method, context, *args)``.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class RayWorker:
         actor: Any,
         where: Mapping[str, Any],
         stand_in: StandIn,
-        called: Callable[[str, str], None],
+        called: Callable[..., None],
     ) -> None:
         self.actor, self._stand_in, self._called = actor, stand_in, called
         self.moved(where)
@@ -115,7 +115,7 @@ class RayWorker:
         self.gpus: list[str] = where["gpus"]
 
     def call(self, role: str, method: str, context: CallContext, *args: Any) -> Future[Any]:
-        self._called(role, method)
+        self._called(role, method, context, *args)
         if method in TOGETHER:
             return unwrapped(self.actor.call.remote(role, method, context, *args))
         brings = method in ("load", "load_weights")

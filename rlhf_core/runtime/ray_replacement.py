@@ -1,14 +1,16 @@
 """New actors in the place of dead ones, inside a running trial: for workers whose roles learn nothing.
 
-What such a worker is asked follows from the call alone and, for rollouts, from a weight version that others
-still hold. So a lost call is repeated by the new actor, and the trial's numbers are those of an undisturbed one.
+What such a worker is asked follows from the call alone and, for rollouts, from a weight version that others or the
+object store still hold. So a lost call is repeated by the new actor, and the trial's numbers are those of an
+undisturbed one.
 """
 
 from __future__ import annotations
 
+import functools
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import ray
@@ -17,6 +19,7 @@ from ray.exceptions import RayActorError, RayError
 from rlhf_core.errors import RlhfError
 from rlhf_core.runtime.placement import WorkerPlace
 from rlhf_core.runtime.ray_actor import RayWorker, get
+from rlhf_core.runtime.ray_delivery import Parcel
 from rlhf_core.runtime.ray_teardown import Departure, Process
 from rlhf_core.types import CallContext
 
@@ -55,6 +58,8 @@ class Replacements:
         # Version that all rollouts hold, None: not known; and whether the learner still holds it.
         self._version: int | None = 0
         self._learner_too = True
+        # What brought these weights: a method of an actor and its arguments.
+        self._brought: tuple[str, tuple[Any, ...]] | None = None
 
     def close(self) -> None:
         """From now on nobody is replaced; returns when no replacement is under way."""
@@ -62,16 +67,23 @@ class Replacements:
         with self._lock:
             pass
 
-    def delivered(self, version: int | None, *, learner_too: bool = True) -> None:
-        """The rollouts hold weights ``version`` now, and the learner, too, unless it may have gone on."""
-        self._version, self._learner_too = version, learner_too
+    def delivered(
+        self, version: int | None, parcel: Parcel | None, *, learner_too: bool = True
+    ) -> None:
+        """The rollouts hold weights ``version`` now, and the learner, too, unless it may have gone on.
 
-    def called(self, role: str, method: str) -> None:
+        A ``parcel`` of them is kept until the next delivery: a rollout that is alone has no other source.
+        """
+        self._version, self._learner_too = version, learner_too
+        self._brought = None if parcel is None else ("receive", (CONTEXT, parcel))
+
+    def called(self, role: str, method: str, context: CallContext, *args: Any) -> None:
         """What is called tells who holds which weights."""
         if role == "learner" and method in ("update", "load"):
             self._learner_too = False
         elif role == "rollout" and method == "load":
             self._version = None
+            self._brought = ("call", (role, method, context, *args))
 
     def take_events(self) -> list[str]:
         """What was replaced since last asked, one line each."""
@@ -146,17 +158,25 @@ class Replacements:
         """Weights of the version that the others hold, from whoever has them."""
         if self._version == 0:
             return
-        for role, source in self._sources(worker):
+        for bring in self._ways(worker):
             try:
-                context = CallContext(CONTEXT.caller, self._version)
-                parcel = get(source.publish.remote(context, role))
-                get(actor.receive.remote(CONTEXT, parcel))
+                bring(actor)
             except (RayError, RlhfError):
-                # Dead as well, or a delivery broke off in it: another one may have them.
+                # Dead as well, a delivery broke off in it, or a checkpoint is gone: another one may have them.
                 continue
             return
         ray.kill(actor)
         raise error
+
+    def _ways(self, worker: RayWorker) -> Iterator[Callable[[Any], Any]]:
+        """How an actor may come to the weights that the others hold, those that disturb nobody first."""
+        if self._brought is not None:
+            method, args = self._brought
+            yield lambda actor: get(getattr(actor, method).remote(*args))
+        context = CallContext(CONTEXT.caller, self._version)
+        for role, source in self._sources(worker):
+            publish = functools.partial(source.publish.remote, context, role)
+            yield lambda actor, publish=publish: get(actor.receive.remote(CONTEXT, get(publish())))
 
     def _sources(self, worker: RayWorker) -> list[tuple[str, Any]]:
         rollouts = [

@@ -140,12 +140,16 @@ class RayRuntime:
         return record
 
     def deliver_weights(self, context: CallContext) -> Future[dict[str, float]]:
-        if self.config.sync.transport == "collective":
-            size = self._broadcast(context)
-        else:
+        parcel = None
+        if self.config.sync.transport == "object_store":
             parcel, size = self.publish(context)
             self.receive(context, parcel)
-        self.replacements.delivered(context.version)
+        else:
+            size = self._broadcast(context)
+            # Until the next delivery nobody else has what a rollout that is alone was sent.
+            if len(self.group("rollout").workers) == 1 and self.config.sync_interval > 1:
+                parcel, _ = self.publish(context)
+        self.replacements.delivered(context.version, parcel)
         done: Future[dict[str, float]] = Future()
         done.set_result({"bytes": float(size)})
         return done
@@ -157,7 +161,7 @@ class RayRuntime:
     def receive(self, context: CallContext, parcel: Any) -> None:
         workers = [worker for place, worker in self._workers if "rollout" in place.roles]
         gather(worker.receive(context, parcel) for worker in workers)
-        self.replacements.delivered(context.version, learner_too=False)
+        self.replacements.delivered(context.version, parcel, learner_too=False)
 
     def _broadcast(self, context: CallContext) -> int:
         """Sends the weights over the group; once more, over a new group, when a rollout died in it."""

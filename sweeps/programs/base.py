@@ -45,6 +45,8 @@ class TrialContext:
 class RunningTrial(Protocol):
     """A started trial: an iterator of metrics.
 
+    What is saved before it is yielded is yielded again after a restart, as ``repeated``: the process may have died
+    in between.
     It may also have ``events() -> list[str]``: what happened to its processes since last asked, for the ledger;
     and ``restart(TrialContext) -> bool``: begins another trial of the same program in its processes, or False once
     it has ended them.

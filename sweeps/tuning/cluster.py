@@ -241,7 +241,7 @@ def groups() -> tuple[dict[str, dict[str, Any]], dict[str, str]]:
         bundles = [
             {
                 "index": index,
-                "owner": ", ".join(_amount(k, v) for k, v in has.items()),
+                "owner": ", ".join(_amount(k, has[k]) for k in sorted(has, key=_rank)),
                 "node": group["bundles_to_node_id"].get(index),
             }
             for index, has in group["bundles"].items()
@@ -252,6 +252,12 @@ def groups() -> tuple[dict[str, dict[str, Any]], dict[str, str]]:
             asked = "; ".join(bundle["owner"] for bundle in bundles)
             waiting[name] = f"{len(bundles)} bundle{'s' * (len(bundles) > 1)} ({asked})"
     return placed, waiting
+
+
+def _rank(name: str) -> tuple[bool, int, str]:
+    """Orders resources, which Ray tells in any order: CPU, GPU, memory, others by name."""
+    known = name in _FIXED
+    return not known, _FIXED.index(name) if known else 0, name
 
 
 def _amount(name: str, value: float) -> str:

@@ -98,6 +98,7 @@ class ProgramTrainable(tune.Trainable):
         last = metrics is None or self._running.is_last
         if metrics is not None:
             result |= {"iteration": metrics.iteration, **metrics.values}
+            result["repeated"] = metrics.repeated
         events = getattr(self._running, "events", list)()
         if events:
             result["events"] = [*result.get("events", []), *events]

@@ -69,7 +69,7 @@ def _config(zoo: Zoo, **values: Any) -> TrialConfig:
         **{
             "budget__iterations": 3, "sync__interval": 2, "model__device": "cpu",
             "reward__function": "core_rewards:length", "reward__workers": 2,
-            "sync__bucket_mb": 0.02, **values,
+            "sync__bucket_mb": 0.02, "resources__max_replacements": 4, **values,
         },
     )  # fmt: skip
 
@@ -454,7 +454,9 @@ def _actors() -> list[psutil.Process]:
     return _below(psutil.Process(), "ray::RoleActor")
 
 
-def test_dead_workers_are_replaced_and_their_calls_repeated(started: Started) -> None:
+def test_dead_workers_are_replaced_and_their_calls_repeated(
+    started: Started, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Over both transports; the weights are those of the version that the dead one held."""
     if started.kind != "ray":
         assert started.runtime.metrics() == {}
@@ -485,7 +487,20 @@ def test_dead_workers_are_replaced_and_their_calls_repeated(started: Started) ->
     one, two = gather(group.call_all("generate", CallContext("a", 14), chunk))
     assert torch.equal(one.logprobs_BT, two.logprobs_BT)
     assert not torch.equal(one.logprobs_BT, want.logprobs_BT)
-    # That was the last one that is replaced.
+    # Nobody holds what was delivered any more.
+    stored = apply(started.config, {"sync.transport": "object_store"})
+    monkeypatch.setattr(started.runtime, "config", stored)
+    context = CallContext("a", 15)
+    started.runtime.deliver_weights(context).result()
+    want = group.call("generate", context, chunk).result()
+    gather(started.group("learner").call_all("update", ANY, shared, settings([[0, 1]])))
+    now = [w["pid"] for w in started.runtime.placement()["workers"]]
+    for pid in now[:2]:
+        psutil.Process(pid).kill()
+    for got in gather(group.call_all("generate", context, chunk)):
+        assert torch.equal(got.logprobs_BT, want.logprobs_BT)
+    now = [w["pid"] for w in started.runtime.placement()["workers"]]
+    # Those were the last ones that are replaced.
     psutil.Process(now[0]).kill()
     with pytest.raises(RayActorError):
         group.workers[0].call("rollout", "generate", ANY, chunk).result()

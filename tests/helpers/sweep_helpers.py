@@ -11,6 +11,7 @@ from typing import Any
 from rlhf_core.metrics import IterationMetrics
 from rlhf_core.runtime.placement import Bundle, PlacementPlan
 from sweeps.programs.base import TrialContext, TrialProgram
+from sweeps.programs.ppo import PPOProgram, RunningPPO, trial_config
 
 
 def brevity(
@@ -53,6 +54,21 @@ def dies_once(
             flag.touch()
             os._exit(1)
     return brevity(prompts, responses, metadata)
+
+
+class UnheardProgram(PPOProgram):
+    """PPO whose process ends once between the checkpoint of iteration 2 and its result."""
+
+    def start(self, context: TrialContext) -> RunningPPO:
+        return UnheardTrial(trial_config(context.base, context.params), context)
+
+
+class UnheardTrial(RunningPPO):
+    def __iter__(self) -> Iterator[IterationMetrics]:
+        for metrics in self.trial:
+            if metrics.iteration == 2 and not metrics.repeated:
+                os._exit(1)
+            yield metrics
 
 
 class ScriptProgram(TrialProgram):

@@ -37,6 +37,23 @@ LEAN: dict[str, Any] = {
 }
 
 
+def test_a_result_that_nobody_received_is_told_again(
+    runner: Any, builtin_task: Path, tmp_path: Path
+) -> None:
+    """Its process died between the checkpoint of an iteration and the result."""
+    base = {**BASE, "budget": {"iterations": 3}, "resources": {"layout": "fused"}}
+    files = []
+    for program in ("sweeps.programs.ppo:PPOProgram", "sweep_helpers:UnheardProgram"):
+        out = tmp_path / program.rpartition(":")[2]
+        values = {"extends": "tiny", **base}
+        runner.run({"program": program, "base": values, "search": {"trials": 1}}, out)
+        files.append(out / "trials/t0000/metrics.jsonl")
+    assert "retried" in analysis.load(out).events["state"].tolist()
+    assert curve(files[1]) == curve(files[0])
+    assert list(curve(files[1])) == [0, 1, 2, 3]
+    assert files[1].read_text().count("\n") == 4
+
+
 def ray_processes(name: str) -> list[psutil.Process]:
     """Processes of this test that bear ``name`` in their command line."""
     found = []

@@ -104,11 +104,11 @@ def test_placement_groups_of_a_live_cluster_are_drawn(nodes: list[Node]) -> None
     import ray
     from ray.util.placement_group import placement_group, remove_placement_group
 
-    here = placement_group([{"CPU": 2, "memory": 10**9}], name="here")
+    here = placement_group([{"memory": 10**9, "fast": 1, "CPU": 2}], name="here")
     never = placement_group([{"GPU": 50}], name="never")
     ray.get(here.ready(), timeout=20)
     placed_groups, waiting = cluster.groups()
     for group in (here, never):
         remove_placement_group(group)
-    assert placed_groups["here"]["bundles"][0]["owner"] == "2 CPU, 1 GB memory"
+    assert placed_groups["here"]["bundles"][0]["owner"] == "2 CPU, 1 GB memory, 1 fast"
     assert waiting == {"never": "1 bundle (50 GPU)"}

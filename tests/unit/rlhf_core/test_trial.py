@@ -197,8 +197,39 @@ def test_a_trial_can_go_back_to_any_step(zoo: Zoo, tmp_path: Path) -> None:
     assert checkpoint.steps(store) == [1, 2, 3, 4]
     assert trial.restore(2)
     again = _by_iteration(list(trial))
-    assert again == {i: whole[i] for i in (3, 4)}
+    assert again == {i: whole[i] for i in (2, 3, 4)}
     assert list(trial) == []
+
+
+def test_an_iteration_that_was_saved_and_never_yielded_comes_after_the_restore(
+    zoo: Zoo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, base: list[IterationMetrics]
+) -> None:
+    """A process that dies between the two; the last iteration is no exception."""
+    store = LocalStore(tmp_path)
+    config = trial_config(zoo, checkpoint__every_iterations=1)
+    for lost in (3, 4):
+        trial = _trial(config, store)
+        trial.restore()
+        busy = trial._busy
+
+        def dies(
+            elapsed: float, trial: PPOTrial = trial, lost: int = lost, busy: Any = busy
+        ) -> Any:
+            if trial.iteration == lost:
+                raise ConnectionError
+            return busy(elapsed)
+
+        monkeypatch.setattr(trial, "_busy", dies)
+        with pytest.raises(ConnectionError):
+            list(trial)
+        assert checkpoint.pointed(store, "latest") == lost
+    last = _trial(config, store)
+    assert last.restore()
+    (again,) = last
+    assert (again.iteration, again.repeated) == (4, True)
+    assert repeatable(again.values) == _by_iteration(base)[4]
+    assert again.values["time/iteration"] > 0
+    assert again.values["cost/cpu_seconds"] > 0
 
 
 def test_nothing_to_restore(config: TrialConfig, tmp_path: Path) -> None:

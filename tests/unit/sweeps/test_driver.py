@@ -65,6 +65,26 @@ def test_results_are_recorded_and_the_last_objective_counts(tmp_path: Path) -> N
     assert driver.study._study.trials[0].value == 2.0
 
 
+def test_what_a_checkpoint_brings_back_is_recorded_and_judged_only_where_it_was_not_yet(
+    tmp_path: Path,
+) -> None:
+    driver = make(tmp_path, guards={"max_kl": 1.0, "patience": 2})
+    record = driver.next_trial()
+    assert record is not None
+    results: list[dict[str, Any]] = [{"iteration": 1}, {"iteration": 2}]
+    # Died after both were told, then between its checkpoint and the third.
+    results += [{"iteration": 2, "repeated": True}, {"iteration": 3, "repeated": True}]
+    judged = []
+    for result in results:
+        kl = 2.0 if result["iteration"] > 1 else 0.5
+        result |= {"kl/response": kl, "script/loss": 1.0}
+        judged.append(driver.decide(record.trial, result))
+        driver.result(record.trial, result)
+    assert judged == [True, True, True, False]
+    lines = (tmp_path / "trials/t0000/metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line)["iteration"] for line in lines] == [1, 2, 3]
+
+
 def test_an_infeasible_trial_is_recorded_and_the_next_one_runs(tmp_path: Path) -> None:
     driver = make(tmp_path, trials=2)
     driver.nodes = [Node("small", 0.5, 0.0, 8.0)]
