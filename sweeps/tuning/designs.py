@@ -25,7 +25,7 @@ from search_spaces import Space
 from sweeps.tuning.space import suggest
 
 # A grid is laid out in memory, and no sweep comes to the end of a larger one.
-MAX_CELLS = 100_000
+MAX_CELLS = 10_000
 
 
 class _Design(BaseSampler):
@@ -70,7 +70,9 @@ class SobolSampler(_Design):
         """Coordinates of a trial, in [0, 1)."""
         if self._drawn[0] != number:
             engine = qmc.Sobol(len(self._names), scramble=True, rng=self._seed)
-            unit = engine.fast_forward(number).random(1)[0]
+            if number:
+                engine.fast_forward(number)
+            unit = engine.random(1)[0]
             self._drawn = (number, dict(zip(self._names, map(float, unit), strict=True)))
         return self._drawn[1]
 
@@ -186,10 +188,10 @@ def levels(distribution: BaseDistribution, count: int) -> list[Any]:
     if step is not None:
         steps = round((high - low) / step)
         if steps < count:
-            return [kind(low + i * step) for i in range(steps + 1)]
+            return [kind(min(low + i * step, high)) for i in range(steps + 1)]
         if not distribution.log:
             chosen = np.unique(np.linspace(0, steps, count).round().astype(int))
-            return [kind(low + int(i) * step) for i in chosen]
+            return [kind(min(low + int(i) * step, high)) for i in chosen]
     spaced = np.geomspace(low, high, count) if distribution.log else np.linspace(low, high, count)
     if kind is int:
         return [int(value) for value in np.unique(spaced.round().astype(int))]

@@ -6,20 +6,24 @@ import json
 import os
 import uuid
 import warnings
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 import optuna
 from optuna.exceptions import DuplicatedStudyError, ExperimentalWarning, StorageInternalError
 from optuna.samplers import BaseSampler
-from optuna.storages import BaseStorage, JournalStorage, RDBStorage
-from optuna.storages.journal import JournalFileBackend, JournalFileSymlinkLock
+from optuna.storages import BaseStorage, InMemoryStorage, JournalStorage, RDBStorage
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import SQLAlchemyError
 
 from rlhf_core.errors import ConfigError
 from rlhf_core.store import LocalStore
 from sweeps.config import SearchConfig
+from sweeps.tuning.journal import Journal
 
+# Keeps a study as long as the process: replays have thousands of them.
+MEMORY = "memory://"
 JOURNAL = "study.log"
 # Says which study of a storage is this directory's.
 OWNED = "study.json"
@@ -28,30 +32,42 @@ _OWNER = "rlhf_sweep"
 CONNECT_S = 10
 
 
+Together = Callable[[], AbstractContextManager[None]]
+"""What is written to the storage in such a block may be written at its end."""
+
+
 def open_study(
     directory: Path, name: str, search: SearchConfig, sampler: BaseSampler, url: str | None
-) -> optuna.Study:
-    """The study of a run directory, made where it is not there yet.
+) -> tuple[optuna.Study, Together]:
+    """The study of a run directory, made where it is not there yet, and how several entries are written at once.
 
     Args:
         directory: The run directory.
         name: Name of the sweep, and of the study.
         search: Its objectives.
         sampler: Proposes parameters.
-        url: Optuna storage URL, or None: a journal in the directory.
+        url: Optuna storage URL, ``MEMORY``, or None: a journal in the directory.
 
     Raises:
         ConfigError: The storage cannot be reached, or its study of that name belongs to another sweep.
     """
-    storage = _journal(directory) if url is None else _database(url)
-    owner = None if url is None else _owner(directory)
+    together: Together = nullcontext
+    owner = None
+    storage: BaseStorage
+    if url is None:
+        journal = Journal(directory / JOURNAL)
+        storage, together = JournalStorage(journal), journal.together
+    elif url == MEMORY:
+        storage = InMemoryStorage()
+    else:
+        storage, owner = _database(url), _owner(directory)
     study = _made_or_opened(storage, name, search, sampler, owner)
     if owner is not None:
         study.set_user_attr(_OWNER, owner)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ExperimentalWarning)
         study.set_metric_names(list(search.goals))
-    return study
+    return study, together
 
 
 def check_storage(directory: Path, name: str, url: str | None) -> None:
@@ -60,7 +76,7 @@ def check_storage(directory: Path, name: str, url: str | None) -> None:
     Raises:
         ConfigError: As ``open_study``.
     """
-    if url is not None:
+    if url not in (None, MEMORY):
         storage = _database(url)
         if name in optuna.get_all_study_names(storage):
             _refuse_foreign(optuna.load_study(study_name=name, storage=storage), _owned(directory))
@@ -94,33 +110,6 @@ def _refuse_foreign(study: optuna.Study, owner: str | None) -> None:
             f"storage.study: it already holds a study {study.study_name!r} that is not this sweep's; change the "
             f"sweep's name, or remove it with `optuna delete-study --study-name {study.study_name} --storage ...`"
         )
-
-
-def _journal(directory: Path) -> BaseStorage:
-    path = directory / JOURNAL
-    _cut(path)
-    # A driver that was killed can leave the lock behind: it is taken over after 3 s without a new line.
-    lock = JournalFileSymlinkLock(str(path), grace_period=3)
-    return JournalStorage(JournalFileBackend(str(path), lock_obj=lock))
-
-
-def _cut(path: Path) -> None:
-    """Removes a last line without its end: what is appended to it would make the journal unreadable."""
-    if not path.exists():
-        return
-    with path.open("rb+") as file:
-        size = file.seek(0, os.SEEK_END)
-        end = size
-        while end > 0:
-            start = max(0, end - 65536)
-            file.seek(start)
-            found = file.read(end - start).rfind(b"\n")
-            if found >= 0:
-                end = start + found + 1
-                break
-            end = start
-        if end < size:
-            file.truncate(end)
 
 
 def _database(url: str) -> BaseStorage:

@@ -57,7 +57,7 @@ class Study:
     ) -> None:
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         sampler = make_sampler(search, space)
-        self._study = open_study(directory, name, search, sampler, storage)
+        self._study, self._together = open_study(directory, name, search, sampler, storage)
         self._grid = sampler if isinstance(sampler, GridSampler) else None
         self._space, self._check, self._goals = space, check, search.goals
         self._teacher = Teacher(
@@ -82,19 +82,23 @@ class Study:
         last one is handed out, to be recorded as infeasible.
         """
         for attempt in range(MAX_REJECTIONS):
-            trial = self._next()
-            if trial is None:
-                return None
-            params = suggest(trial, self._space)
-            problems = self._check(params)
-            if attempt == MAX_REJECTIONS - 1 or not problems:
-                break
-            self.rejected += 1
-            trial.set_user_attr("outcome", "rejected")
-            trial.set_user_attr("reason", problems[0])
-            self._study.tell(trial, state=TrialState.FAIL)
+            with self._together():
+                trial = self._next()
+                if trial is None:
+                    return None
+                params = suggest(trial, self._space)
+                problems = self._check(params)
+                if attempt == MAX_REJECTIONS - 1 or not problems:
+                    break
+                self._reject(trial, problems[0])
         self._open[trial.number] = trial
         return trial.number, params
+
+    def _reject(self, trial: optuna.Trial, problem: str) -> None:
+        self.rejected += 1
+        trial.set_user_attr("outcome", "rejected")
+        trial.set_user_attr("reason", problem)
+        self._study.tell(trial, state=TrialState.FAIL)
 
     @property
     def spent(self) -> bool:
@@ -161,11 +165,12 @@ class Study:
         known = {**finals, next(iter(self._goals)): math.nan if value is None else value}
         complete = self._trials(TrialState.COMPLETE)
         told = self._teacher.tell(outcome, known, complete)
-        for name, attribute in self._attributes(number, outcome, value, told.imputed).items():
-            trial.set_user_attr(name, attribute)
-        for name, violation in told.constraints.items():
-            trial.set_constraint(name, violation)
-        self._study.tell(trial, told.values, state=told.state, skip_if_finished=True)
+        with self._together():
+            for name, attribute in self._attributes(number, outcome, value, told.imputed).items():
+                trial.set_user_attr(name, attribute)
+            for name, violation in told.constraints.items():
+                trial.set_constraint(name, violation)
+            self._study.tell(trial, told.values, state=told.state, skip_if_finished=True)
         del self._open[number]
         self._curves.pop(number, None)
 
