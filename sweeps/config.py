@@ -7,19 +7,35 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from rlhf_core.config.fields import BrokenRulesError, Group, group, option
+from rlhf_core.config.fields import BrokenRulesError, Group, group, in_vain, option
 from rlhf_core.config.resources import Amount
 from rlhf_core.config.trial import TrialConfig
+from rlhf_core.errors import nearest
 
 _CONSTRAINT = re.compile(r"^\s*([\w/.]+)\s*(<=|>=|<|>)\s*([-+]?[\d.]+(?:[eE][-+]?\d+)?)\s*$")
 
 
+Direction = Literal["maximize", "minimize"]
+SAMPLERS = ("tpe", "gp", "cmaes", "nsga2", "nsga3", "qmc", "random", "grid")
+
+
 class SearchConfig(Group):
-    sampler: Literal["tpe", "random", "qmc"] = option("tpe", "How Optuna proposes parameters.")
+    sampler: str = option(
+        "tpe",
+        "What proposes parameters: tpe, gp, cmaes, nsga2, nsga3, qmc, random, grid, or 'package.module:name' of an "
+        "Optuna sampler or of what makes one.",
+    )
+    options: dict[str, Any] = option({}, "Further arguments of the sampler, as Optuna spells them.")
     trials: int = option(8, "Trials of the sweep.", unit="trials", ge=1, le=1_000_000)
     seed: int = option(0, "Seed of the sampler.", ge=0, lt=2**32)
     startup_trials: int = option(
-        10, "Random trials before tpe starts to model.", unit="trials", ge=1
+        10,
+        "Random trials before tpe or gp starts to model; the population of nsga2 and nsga3.",
+        unit="trials",
+        ge=1,
+    )
+    grid_points: int = option(
+        5, "grid: values of a parameter that has more, or a continuous range.", ge=2, le=1000
     )
     max_concurrent: int | None = option(
         None,
@@ -29,13 +45,62 @@ class SearchConfig(Group):
         ge=1,
     )
     objective: str = option("eval/heldout", "Metric that decides; its last value counts.")
-    direction: Literal["maximize", "minimize"] = option("maximize", "Which way is better.")
+    direction: Direction = option("maximize", "Which way is better.")
+    objectives: dict[str, Direction] = option(
+        {},
+        "Several objectives, as {metric: maximize or minimize}; the first is search.objective, by which trials are "
+        "ranked.",
+    )
     constraints: tuple[str, ...] = option(
         (), "Rules on last values that a winner keeps, such as 'eval/kl_response <= 20'."
     )
-    points: tuple[dict[str, Any], ...] = option(
-        (), "Parameters to try first, as {dotted key: value}; what is left out is sampled."
+    points: tuple[dict[str, Any] | str, ...] = option(
+        (),
+        "What to try first: {dotted key: value}, openrlhf, verl or trl for that library's defaults, a former run "
+        "directory, or a CSV file; what they leave out is sampled.",
     )
+    points_per_run: int = option(
+        3, "Best trials that a former run in search.points gives.", unit="trials", ge=1, le=1000
+    )
+
+    @property
+    def goals(self) -> dict[str, Direction]:
+        """Objectives with their directions, the one that ranks first."""
+        return self.objectives or {self.objective: self.direction}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _first_objective_ranks(cls, values: Any) -> Any:
+        goals = values.get("objectives") if isinstance(values, dict) else None
+        if not isinstance(goals, dict) or not goals:
+            return values
+        metric, direction = next(iter(goals.items()))
+        first = {"objective": metric, "direction": direction}
+        odd = [f"{k} is {values[k]!r}" for k in first if values.get(k, first[k]) != first[k]]
+        if odd:
+            raise BrokenRulesError(
+                [
+                    f"search.{line}, but the first of search.objectives is {{{metric}: {direction}}}; remove one"
+                    for line in odd
+                ]
+            )
+        return {**values, **first}
+
+    @model_validator(mode="after")
+    def _sampler_is_known(self) -> SearchConfig:
+        if ":" not in self.sampler and self.sampler not in SAMPLERS:
+            raise BrokenRulesError(
+                [
+                    f"search.sampler is one of {', '.join(SAMPLERS)}, or 'package.module:name', "
+                    f"but is {self.sampler!r}{nearest(self.sampler, SAMPLERS)}"
+                ]
+            )
+        if self.sampler != "grid":
+            off = f"search.sampler 'grid', but that is {self.sampler!r}"
+            found = in_vain(self, ("grid_points",), "search.", off)
+            if found:
+                raise BrokenRulesError(found)
+        return self
 
 
 class SchedulerConfig(Group):
@@ -67,6 +132,12 @@ class SelectionConfig(Group):
 
 class SweepBudget(Group):
     minutes: float | None = option(None, "No new trial starts later than this.", unit="min", gt=0)
+    gpus: float | None = option(
+        None,
+        "GPUs that trials have in use at once, at most; null: what the cluster has. Shared roles come on top.",
+        unit="GPUs",
+        gt=0,
+    )
     retries: int = option(2, "Times a lost trial is run again, from its last checkpoint.", ge=0)
 
 
@@ -179,6 +250,11 @@ class StorageConfig(Group):
         None, "URI or folder for checkpoints; null: in the run directory. On several nodes it must be "
         "one that all of them reach.",
     )  # fmt: skip
+    study: str | None = option(
+        None,
+        "Optuna storage of the study, such as postgresql://HOST/DATABASE or sqlite:///FILE; $NAME is read from the "
+        "environment; null: study.log in the run directory.",
+    )
 
 
 class TrackingConfig(Group):
@@ -209,7 +285,7 @@ class SweepConfig(Group):
     selection: SelectionConfig = group(SelectionConfig, "How the winner is judged.")
     budget: SweepBudget = group(SweepBudget, "Limits of the sweep as a whole.")
     cluster: ClusterConfig = group(ClusterConfig, "Where trials run.")
-    storage: StorageConfig = group(StorageConfig, "Where checkpoints go.")
+    storage: StorageConfig = group(StorageConfig, "Where checkpoints and the study go.")
     tracking: TrackingConfig = group(TrackingConfig, "What is shown while it runs.")
 
     @model_validator(mode="after")

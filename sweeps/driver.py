@@ -139,13 +139,17 @@ class SweepDriver:
         minutes = self.loaded.config.budget.minutes
         over = minutes is not None and time.time() - self.started > 60 * minutes
         handed_out = len(self.records) >= self.loaded.config.search.trials
-        return self.interrupted or over or handed_out or self.given_up is not None
+        done = over or handed_out or self.study.spent
+        return self.interrupted or done or self.given_up is not None
 
     def next_trial(self) -> TrialRecord | None:
         """A trial to run now, or None: wait for a running one. Infeasible ones are recorded and passed over."""
         with self._lock:
             while not self.exhausted and self._has_slot():
-                number, params = self.study.ask()
+                asked = self.study.ask()
+                if asked is None:
+                    return None
+                number, params = asked
                 params = self.loaded.program.absolute(params)
                 record = TrialRecord(f"t{len(self.records):04d}", number, params)
                 self.records[record.trial] = record

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import PurePath
 from typing import Any
@@ -16,6 +16,7 @@ from rlhf_core.paths import user_path
 from search_spaces import Space, SpaceError, codec, presets
 from sweeps.config import Constraint, SweepConfig
 from sweeps.decide.guards import GUARDED
+from sweeps.points import resolve_points
 from sweeps.programs.base import TrialProgram, load_program
 
 # Endings by which ``base`` tells a file from a preset.
@@ -31,12 +32,14 @@ class Loaded:
         base: ``base`` as plain values, its paths absolute.
         space: What is searched.
         program: What a trial runs.
+        notes: What of the sweep cannot be used as it is written, one line each.
     """
 
     config: SweepConfig
     base: Mapping[str, Any]
     space: Space
     program: TrialProgram
+    notes: tuple[str, ...] = ()
 
 
 def preset_names() -> tuple[str, ...]:
@@ -82,10 +85,18 @@ def load_sweep(
     base = nest(program.absolute(flat(values.get("base") or {}, frozenset(program.keys()))))
     base = _with_affinity(base, config, name)
     loaded = Loaded(config, base, space, program)
-    found = [f"{name}: {line}" for line in _problems(loaded)]
+    found = _problems(loaded)
+    try:
+        points, notes = resolve_points(config.search, space)
+    except ConfigError as error:
+        found += error.problems
     if found:
-        raise ConfigError(found)
-    return loaded
+        raise ConfigError([f"{name}: {line}" for line in found])
+    # What is run and recorded has the points in full: the files they came from may change.
+    search = config.search.model_copy(update={"points": points})
+    return replace(
+        loaded, config=config.model_copy(update={"search": search}), notes=tuple(notes)
+    )
 
 
 def _overridden(values: dict[str, Any], overrides: Mapping[str, Any], name: str) -> dict[str, Any]:
@@ -166,18 +177,18 @@ def _problems(loaded: Loaded) -> list[str]:
     found += unknown_metrics
     if sound and not unknown_metrics:
         found += _unmeasured(loaded)
-    for number, point in enumerate(config.search.points):
-        strange = [key for key in point if key not in space]
-        found += [
-            f"search.points[{number}]: {key!r} is not searched{nearest(key, space)}"
-            for key in strange
-        ]
-        found += [
-            f"search.points[{number}]: {key} = {value!r} lies outside {space[key].domain}"
-            for key, value in point.items()
-            if key in space and not space[key].domain.contains(value)
-        ]
+    found += _sampler_problems(loaded)
     return found
+
+
+def _sampler_problems(loaded: Loaded) -> list[str]:
+    search = loaded.config.search
+    if search.sampler in ("tpe", "random", "qmc") and not search.options:
+        # They search any space; commands that only read need no Optuna for them.
+        return []
+    from sweeps.tuning.samplers import sampler_problems
+
+    return sampler_problems(search, loaded.space)
 
 
 def corner_points(space: Space) -> list[dict[str, Any]]:
@@ -220,6 +231,8 @@ def _metric_problems(config: SweepConfig, known: Collection[str] | None) -> list
 def _named_metrics(config: SweepConfig) -> dict[str, str]:
     """``{key of the sweep: metric it looks at}``."""
     named = {"search.objective": config.search.objective}
+    if config.search.objectives:
+        named = {f"search.objectives.{metric}": metric for metric in config.search.objectives}
     if config.scheduler.metric:
         named["scheduler.metric"] = config.scheduler.metric
     for i, text in enumerate(config.search.constraints):

@@ -43,6 +43,11 @@ class Shape:
     scarce: tuple[str, ...]
     shortfall: str | None
 
+    @property
+    def gpus(self) -> float:
+        """GPUs of such a trial."""
+        return sum(bundle.gpus for bundle in self.plan.bundles)
+
 
 @dataclass(frozen=True)
 class ServiceShape:
@@ -67,6 +72,7 @@ class SweepPlan:
         nodes: What was planned against, services included.
         services: What serves the roles that trials share.
         store: What a trial keeps in the object store; None: not known yet.
+        gpus: GPUs that trials may have in use at once; None: no limit.
     """
 
     shapes: tuple[Shape, ...]
@@ -77,6 +83,7 @@ class SweepPlan:
     nodes: tuple[Node, ...] = ()
     services: tuple[ServiceShape, ...] = ()
     store: StoreNeed | None = None
+    gpus: float | None = None
 
     @property
     def store_gb(self) -> float:
@@ -85,9 +92,14 @@ class SweepPlan:
 
     @property
     def problems(self) -> list[str]:
-        """Placements that fit nowhere."""
+        """Placements that fit nowhere, or not into the budget."""
         lacks = [service.shortfall for service in self.services]
         lacks += [shape.shortfall for shape in self.shapes]
+        widest = max((shape.gpus for shape in self.shapes), default=0.0)
+        if self.gpus is not None and widest > self.gpus:
+            lacks.append(
+                f"budget.gpus: a trial takes {widest:g} GPUs, but {self.gpus:g} may be in use at once; raise it"
+            )
         return [lack for lack in lacks if lack is not None]
 
 
@@ -107,6 +119,7 @@ def plan_sweep(loaded: Loaded, nodes: Sequence[Node]) -> SweepPlan:
         nodes=tuple(nodes),
         services=tuple(services),
         store=loaded.program.store_need(loaded.base, (corner_points(loaded.space) or [{}])[0]),
+        gpus=loaded.config.budget.gpus,
     )
 
 
@@ -184,6 +197,10 @@ def _concurrency(loaded: Loaded, shapes: Sequence[Shape], replicas: int) -> tupl
         (trials, "there are no more"),
         (widest.at_once, f"the nodes hold no more{scarcity}"),
     ]
+    gpus, most = loaded.config.budget.gpus, max(shape.gpus for shape in shapes)
+    if gpus is not None and most > 0:
+        # Whichever of the shapes run together, they stay within it.
+        limits.append((int(gpus // most), f"budget.gpus is {gpus:g}, and a trial has {most:g}"))
     if asked is not None:
         limits.append((asked, f"search.max_concurrent is {asked}"))
     elif loaded.config.cluster.rehearse is not None:

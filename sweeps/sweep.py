@@ -70,7 +70,8 @@ class Sweep:
         """What is easily taken for something else, one line each."""
         config, space = self.loaded.config, self.loaded.space
         points = corner_points(space) or [{}]
-        return self.loaded.program.notes(self.loaded.base, points[0], config.search.objective)
+        told = self.loaded.program.notes(self.loaded.base, points[0], config.search.objective)
+        return [*told, *self.loaded.notes]
 
     def check(self, out: str | Path) -> None:
         """Refuses what can be seen to fail before anything starts.
@@ -79,14 +80,18 @@ class Sweep:
             out: The run directory.
 
         Raises:
-            ConfigError: The folder is in use or cannot be written, or no node can hold a trial.
+            ConfigError: The folder is in use or cannot be written, no node can hold a trial, or the study's
+                storage cannot be used.
         """
         from sweeps.tuning.cluster import expected_nodes
+        from sweeps.tuning.storage import check_storage
 
-        expected = expected_nodes(self.loaded.config.cluster)
+        config, directory = self.loaded.config, Path(out).expanduser().absolute()
+        expected = expected_nodes(config.cluster)
         if expected is not None:
             _refuse(self.plan(expected))
-        check_target(Path(out).expanduser().absolute())
+        check_target(directory)
+        check_storage(directory, config.name, config.storage.study)
 
     def run(self, out: str | Path, console: Console | None = None) -> Results:
         """Runs the sweep to its end.
@@ -146,6 +151,7 @@ class Sweep:
             config.search,
             self.loaded.space,
             lambda params: program.check(base, params),
+            config.storage.study,
         )
         checkpoints = storage_root(directory, config.storage.checkpoints)
         asked = [group_request(plan.shapes[0].plan)] * plan.max_concurrent

@@ -1,119 +1,231 @@
-"""The Optuna study of a sweep: asked for parameters, told how each trial ended, durable in ``study.log``."""
+"""The Optuna study of a sweep: asked for parameters, told how each trial ended, durable (``storage``)."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import optuna
-from optuna.storages import JournalStorage
-from optuna.storages.journal import JournalFileBackend
-from optuna.trial import TrialState
+from optuna.trial import FrozenTrial, TrialState
 
 from search_spaces import Space
 from sweeps.config import Constraint, SearchConfig
 from sweeps.outcomes import Outcome
+from sweeps.tuning.designs import GridSampler
+from sweeps.tuning.lessons import Teacher, table_of
+from sweeps.tuning.samplers import make_sampler
 from sweeps.tuning.space import suggest
+from sweeps.tuning.storage import open_study
 
 MAX_REJECTIONS = 100
-# Optuna state and whether a constraint counts as violated, for TPE, random and QMC. They avoid a violated region,
-# which a failed trial does not mark.
-TELL: dict[Outcome, tuple[TrialState, bool]] = {
-    Outcome.COMPLETED: (TrialState.COMPLETE, False),
-    Outcome.STOPPED: (TrialState.PRUNED, False),
-    Outcome.DIVERGED: (TrialState.PRUNED, True),
-    Outcome.INFEASIBLE: (TrialState.PRUNED, True),
-    Outcome.FAILED: (TrialState.FAIL, False),
-    Outcome.LOST: (TrialState.FAIL, False),
-}
+# A curve is kept beside the trial in this many points at most: the storages bound an attribute's size.
+CURVE_POINTS = 64
+
+Check = Callable[[dict[str, Any]], Sequence[str]]
 
 
 class Study:
     """Ask and tell.
 
+    A study that is opened again goes on where it was: the same seed and the same history give the same suggestions.
+    Trials that were asked for and never ended are still open in it (``open_numbers``): whoever knows them adopts
+    them, the others are handed out first.
+
     Args:
         directory: The run directory.
         name: Name of the study.
-        search: Sampler, seed, direction, points and constraints.
+        search: Sampler, seed, objectives, points and constraints.
         space: What is searched.
         check: Problems of a configuration; one with problems is never handed out.
+        storage: Optuna storage URL; None: ``study.log`` in the directory.
+
+    Raises:
+        ConfigError: The storage cannot be reached or is another sweep's, or the sampler cannot be made.
     """
 
     def __init__(
-        self, directory: Path, name: str, search: SearchConfig, space: Space, check: Any
+        self,
+        directory: Path,
+        name: str,
+        search: SearchConfig,
+        space: Space,
+        check: Check,
+        storage: str | None = None,
     ) -> None:
         optuna.logging.set_verbosity(optuna.logging.WARNING)
-        storage = JournalStorage(JournalFileBackend(str(directory / "study.log")))
-        self._study = optuna.create_study(
-            storage=storage,
-            study_name=name,
-            sampler=make_sampler(search),
-            direction=search.direction,
-            load_if_exists=True,
+        sampler = make_sampler(search, space)
+        self._study, self._together = open_study(directory, name, search, sampler, storage)
+        self._grid = sampler if isinstance(sampler, GridSampler) else None
+        self._space, self._check, self._goals = space, check, search.goals
+        self._teacher = Teacher(
+            table_of(search.sampler, sampler),
+            search.goals,
+            [Constraint.parse(text) for text in search.constraints],
+            constrained=search.sampler != "cmaes",
         )
-        self._space, self._check = space, check
-        self._constraints = [Constraint.parse(text) for text in search.constraints]
         self._open: dict[int, optuna.Trial] = {}
-        self._reported: dict[int, int] = {}
-        self.rejected = 0
-        for point in search.points:
-            self._study.enqueue_trial(dict(point))
+        self._curves: defaultdict[int, dict[int, float]] = defaultdict(dict)
+        self._orphans = self.open_numbers()
+        self.rejected = sum(t.user_attrs.get("outcome") == "rejected" for t in self._trials())
+        self._enqueue(search.points)
 
-    def ask(self) -> tuple[int, dict[str, Any]]:
-        """Number and parameters of a new trial.
+    # Asking
 
-        A configuration that breaks a rule is told as failed and another one is asked for; after 100 in a row
-        the last one is handed out, to be recorded as infeasible.
+    def ask(self) -> tuple[int, dict[str, Any]] | None:
+        """Number and parameters of a new trial, or None where nothing is left to propose (``spent``).
+
+        Trials that a driver asked for and did not live to start come first, then points, then suggestions. A
+        configuration that breaks a rule is told as failed and another one is asked for; after 100 in a row the
+        last one is handed out, to be recorded as infeasible.
         """
         for attempt in range(MAX_REJECTIONS):
-            trial = self._study.ask()
-            params = suggest(trial, self._space)
-            if attempt == MAX_REJECTIONS - 1 or not self._check(params):
-                break
-            self.rejected += 1
-            trial.set_user_attr("outcome", "rejected")
-            self._study.tell(trial, state=TrialState.FAIL)
+            with self._together():
+                trial = self._next()
+                if trial is None:
+                    return None
+                params = suggest(trial, self._space)
+                problems = self._check(params)
+                if attempt == MAX_REJECTIONS - 1 or not problems:
+                    break
+                self._reject(trial, problems[0])
         self._open[trial.number] = trial
         return trial.number, params
 
+    def _reject(self, trial: optuna.Trial, problem: str) -> None:
+        self.rejected += 1
+        trial.set_user_attr("outcome", "rejected")
+        trial.set_user_attr("reason", problem)
+        self._study.tell(trial, state=TrialState.FAIL)
+
+    @property
+    def spent(self) -> bool:
+        """Whether every cell of the grid was handed out; a sampler that draws is never spent."""
+        if self._grid is None or self._orphans:
+            return False
+        trials = self._trials()
+        waiting = any(trial.state is TrialState.WAITING for trial in trials)
+        return not waiting and self._grid.left(trials) <= 0
+
+    def add_points(self, points: Iterable[Mapping[str, Any]]) -> None:
+        """Puts points at the head of what is asked for next; what they leave out is sampled."""
+        for point in points:
+            self._study.enqueue_trial(dict(point))
+
+    # Taking up what another driver left
+
+    def open_numbers(self) -> list[int]:
+        """Trials that were asked for and have not ended, whoever asked for them."""
+        return [trial.number for trial in self._trials() if trial.state is TrialState.RUNNING]
+
+    def adopt(self, number: int) -> dict[str, Any]:
+        """Takes up an open trial that the caller knows, so that ``ask`` does not hand it out; its parameters.
+
+        Raises:
+            KeyError: The study has no such trial, or it has ended.
+        """
+        if self._running(number) is None:
+            raise KeyError(f"the study has no open trial {number}")
+        if number in self._orphans:
+            self._orphans.remove(number)
+        return suggest(self._open[number], self._space)
+
+    # Telling
+
     def report(self, number: int, iteration: int, value: float) -> None:
-        """An intermediate value of a running trial."""
+        """An intermediate value of a running trial; what is reported again or too late changes nothing."""
+        trial = self._running(number)
+        if trial is None or not math.isfinite(value):
+            return
+        curve = self._curves[number]
         # A trial that was restarted from a checkpoint repeats what it reported before.
-        if math.isfinite(value) and iteration > self._reported.get(number, -1):
-            self._open[number].report(value, iteration)
-            self._reported[number] = iteration
+        if iteration <= max(curve, default=-1):
+            return
+        curve[iteration] = value
+        # With several objectives Optuna takes none: the curve goes into the attributes alone.
+        if len(self._goals) == 1:
+            trial.report(value, iteration)
 
     def tell(
         self, number: int, outcome: Outcome, value: float | None, finals: Mapping[str, float]
     ) -> None:
-        """How the trial ended; telling twice changes nothing."""
-        trial = self._open.pop(number, None)
+        """How the trial ended; telling twice, or a trial that is not the study's, changes nothing.
+
+        Args:
+            number: Its number.
+            outcome: How it ended.
+            value: Last value of the objective that ranks.
+            finals: Last value of each metric.
+        """
+        trial = self._running(number)
         if trial is None:
             return
-        trial.set_user_attr("outcome", str(outcome))
-        for constraint in self._constraints:
-            final = finals.get(constraint.metric)
-            if final is not None and math.isfinite(final):
-                trial.set_constraint(str(constraint.metric), constraint.violation(final))
-        state, violated = TELL[outcome]
-        if state is TrialState.COMPLETE and (value is None or not math.isfinite(value)):
-            state = TrialState.FAIL
-        if violated:
-            trial.set_constraint("outcome", 1.0)
-        self._study.tell(trial, value if state is TrialState.COMPLETE else None, state=state)
+        known = {**finals, next(iter(self._goals)): math.nan if value is None else value}
+        complete = self._trials(TrialState.COMPLETE)
+        told = self._teacher.tell(outcome, known, complete)
+        with self._together():
+            for name, attribute in self._attributes(number, outcome, value, told.imputed).items():
+                trial.set_user_attr(name, attribute)
+            for name, violation in told.constraints.items():
+                trial.set_constraint(name, violation)
+            self._study.tell(trial, told.values, state=told.state, skip_if_finished=True)
+        del self._open[number]
+        self._curves.pop(number, None)
 
     def close_open(self) -> None:
         """Closes what is still running in the study, when the sweep ends before its trials."""
-        for number in list(self._open):
+        for number in self.open_numbers():
             self.tell(number, Outcome.LOST, None, {})
 
+    def _attributes(
+        self, number: int, outcome: Outcome, value: float | None, imputed: bool
+    ) -> dict[str, Any]:
+        """What stands beside a trial, for people and for `optuna-dashboard`."""
+        found: dict[str, Any] = {"outcome": str(outcome)}
+        if value is not None and math.isfinite(value):
+            found["value"] = value
+        if imputed:
+            found["imputed"] = True
+        curve = sorted(self._curves.get(number, {}).items())
+        if curve:
+            found["curve"] = _thinned(curve, CURVE_POINTS)
+        return found
 
-def make_sampler(search: SearchConfig) -> optuna.samplers.BaseSampler:
-    """The sampler of that name, seeded."""
-    if search.sampler == "tpe":
-        return optuna.samplers.TPESampler(seed=search.seed, n_startup_trials=search.startup_trials)
-    if search.sampler == "qmc":
-        return optuna.samplers.QMCSampler(seed=search.seed, scramble=True)
-    return optuna.samplers.RandomSampler(seed=search.seed)
+    # The storage
+
+    def _trials(self, *states: TrialState) -> list[FrozenTrial]:
+        return self._study.get_trials(deepcopy=False, states=states or None)
+
+    def _next(self) -> optuna.Trial | None:
+        while self._orphans:
+            trial = self._running(self._orphans.pop(0))
+            if trial is not None:
+                return trial
+        return None if self.spent else self._study.ask()
+
+    def _running(self, number: int) -> optuna.Trial | None:
+        """The trial of that number while it runs in the storage, taken up where it is not yet."""
+        if number not in self._open:
+            trials = self._trials()
+            if number >= len(trials) or trials[number].state is not TrialState.RUNNING:
+                return None
+            self._open[number] = optuna.Trial(self._study, trials[number]._trial_id)
+            self._curves[number] = dict(trials[number].intermediate_values)
+        return self._open[number]
+
+    def _enqueue(self, points: Iterable[Any]) -> None:
+        """Puts the points of the configuration in line, each once in the life of the study."""
+        there = {trial.user_attrs.get("point") for trial in self._trials()}
+        for index, point in enumerate(points):
+            if index not in there:
+                self._study.enqueue_trial(dict(point), user_attrs={"point": index})
+
+
+def _thinned(curve: Sequence[tuple[int, float]], count: int) -> list[tuple[int, float]]:
+    """At most ``count`` points of a curve, evenly, the first and the last among them."""
+    if len(curve) <= count:
+        return list(curve)
+    step = (len(curve) - 1) / (count - 1)
+    return [curve[round(i * step)] for i in range(count)]

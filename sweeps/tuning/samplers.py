@@ -1,0 +1,249 @@
+"""Samplers by name or import path, each trial with one of its own.
+
+What a trial is asked to be is a function of the seed, its number and what the study holds: a study that is opened
+again goes on as if it had never been closed, and no sampler is ever pickled.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import warnings
+import zlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import optuna
+from optuna.distributions import BaseDistribution
+from optuna.exceptions import ExperimentalWarning
+from optuna.samplers import BaseSampler
+from optuna.study import Study
+from optuna.trial import FrozenTrial, TrialState
+
+from rlhf_core.errors import ConfigError
+from rlhf_core.imports import import_named
+from search_spaces import Float, Int, Space
+from sweeps.config import SearchConfig
+from sweeps.tuning.designs import MAX_CELLS, GridSampler, SobolSampler, cells
+
+Build = Callable[[int], BaseSampler]
+"""Seed to a sampler."""
+
+
+def make_sampler(search: SearchConfig, space: Space) -> BaseSampler:
+    """The sampler of a study.
+
+    Raises:
+        ConfigError: It cannot be made: an unknown option, a missing package, an import path that leads nowhere.
+    """
+    if search.sampler == "grid":
+        return GridSampler(_cells(space, search.grid_points), search.seed)
+    if search.sampler == "qmc":
+        return SobolSampler(space, search.seed)
+    if ":" not in search.sampler:
+        return PerTrial(_named(search), search.seed)
+    found = import_named(search.sampler, "search.sampler", "name")
+    if isinstance(found, BaseSampler):
+        return Single(found)
+    sampler = PerTrial(_imported(found, search), search.seed)
+    sampler.of(0, "")
+    return sampler
+
+
+class PerTrial(BaseSampler):
+    """Makes a sampler for each trial, and for each parameter that is drawn by itself.
+
+    So nothing of a draw depends on which others came before it in this process.
+
+    Args:
+        build: Makes the sampler of a trial.
+        seed: The study's.
+    """
+
+    def __init__(self, build: Build, seed: int) -> None:
+        self._build, self._seed = build, seed
+        self._joint: BaseSampler | None = None
+
+    def of(self, number: int, purpose: str) -> BaseSampler:
+        """The sampler of a trial: for its parameters together (``purpose`` is ""), or for one of them."""
+        words = [self._seed, number, zlib.crc32(purpose.encode())]
+        return self._build(int(np.random.SeedSequence(words).generate_state(1)[0]))
+
+    def infer_relative_search_space(
+        self, study: Study, trial: FrozenTrial
+    ) -> dict[str, BaseDistribution]:
+        self._joint = self.of(trial.number, "")
+        return self._joint.infer_relative_search_space(study, trial)
+
+    def sample_relative(
+        self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
+    ) -> dict[str, Any]:
+        joint = self._joint or self.of(trial.number, "")
+        return joint.sample_relative(study, trial, search_space)
+
+    def sample_independent(
+        self,
+        study: Study,
+        trial: FrozenTrial,
+        param_name: str,
+        param_distribution: BaseDistribution,
+    ) -> Any:
+        sampler = self.of(trial.number, param_name)
+        return sampler.sample_independent(study, trial, param_name, param_distribution)
+
+    def before_trial(self, study: Study, trial: FrozenTrial) -> None:
+        self.of(trial.number, "").before_trial(study, trial)
+
+    def after_trial(
+        self,
+        study: Study,
+        trial: FrozenTrial,
+        state: TrialState,
+        values: Sequence[float] | None,
+    ) -> None:
+        self.of(trial.number, "").after_trial(study, trial, state, values)
+
+
+class Single(BaseSampler):
+    """A sampler that was made by somebody else and keeps its own random state.
+
+    In a study that already holds trials it is seeded anew, or it would repeat what it proposed at the start.
+    """
+
+    def __init__(self, sampler: BaseSampler) -> None:
+        self.sampler, self._used = sampler, False
+
+    def infer_relative_search_space(
+        self, study: Study, trial: FrozenTrial
+    ) -> dict[str, BaseDistribution]:
+        return self.sampler.infer_relative_search_space(study, trial)
+
+    def sample_relative(
+        self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
+    ) -> dict[str, Any]:
+        return self.sampler.sample_relative(study, trial, search_space)
+
+    def sample_independent(
+        self,
+        study: Study,
+        trial: FrozenTrial,
+        param_name: str,
+        param_distribution: BaseDistribution,
+    ) -> Any:
+        return self.sampler.sample_independent(study, trial, param_name, param_distribution)
+
+    def before_trial(self, study: Study, trial: FrozenTrial) -> None:
+        if not self._used and trial.number > 0:
+            self.sampler.reseed_rng()
+        self._used = True
+        self.sampler.before_trial(study, trial)
+
+    def after_trial(
+        self,
+        study: Study,
+        trial: FrozenTrial,
+        state: TrialState,
+        values: Sequence[float] | None,
+    ) -> None:
+        self.sampler.after_trial(study, trial, state, values)
+
+
+def _named(search: SearchConfig) -> Build:
+    startup = search.startup_trials
+    kinds: dict[str, tuple[Any, dict[str, Any]]] = {
+        "tpe": (optuna.samplers.TPESampler, {"n_startup_trials": startup}),
+        "gp": (
+            optuna.samplers.GPSampler,
+            {"n_startup_trials": startup, "warn_independent_sampling": False},
+        ),
+        "cmaes": (optuna.samplers.CmaEsSampler, {"warn_independent_sampling": False}),
+        # The first generation is random: it is what startup trials are to the others.
+        "nsga2": (optuna.samplers.NSGAIISampler, {"population_size": startup}),
+        "nsga3": (optuna.samplers.NSGAIIISampler, {"population_size": startup}),
+        "random": (optuna.samplers.RandomSampler, {}),
+    }
+    kind, defaults = kinds[search.sampler]
+    options = {**defaults, **search.options}
+    return lambda seed: _quiet(kind, seed=seed, **options)
+
+
+def _imported(found: Any, search: SearchConfig) -> Build:
+    def build(seed: int) -> BaseSampler:
+        try:
+            made = _quiet(found, seed=seed, **search.options)
+        # It is the user's code and may raise anything.
+        except Exception as error:
+            raise ConfigError(
+                f"search.sampler: {search.sampler!r} must make a sampler from seed=... and "
+                f"search.options: {error!r}"
+            ) from error
+        if not isinstance(made, BaseSampler):
+            raise ConfigError(
+                f"search.sampler: {search.sampler!r} must make an Optuna sampler, "
+                f"but makes a {type(made).__name__}"
+            )
+        return made
+
+    return build
+
+
+def _quiet(kind: Any, **options: Any) -> Any:
+    """A sampler is made for every trial; what Optuna warns of at each is told in docs/search.md."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ExperimentalWarning)
+        warnings.simplefilter("ignore", FutureWarning)
+        return kind(**options)
+
+
+def _cells(space: Space, count: int) -> list[dict[str, Any]]:
+    found = cells(space, count)
+    if len(found) > MAX_CELLS:
+        raise ConfigError(
+            f"search.sampler: the grid has more than {MAX_CELLS} cells; lower search.grid_points ({count}), "
+            "or search fewer parameters"
+        )
+    return found
+
+
+def sampler_problems(search: SearchConfig, space: Space) -> list[str]:
+    """Why the sampler cannot search the space; empty where it can."""
+    name = search.sampler
+    found = _misfits(search, space)
+    if "seed" in search.options:
+        found.append("search.options: 'seed' is search.seed; set that")
+    if name == "cmaes" and importlib.util.find_spec("cmaes") is None:
+        found.append("search.sampler: cmaes needs the package of that name; pip install cmaes")
+    if found:
+        return found
+    try:
+        sampler = make_sampler(search, space)
+        if isinstance(sampler, PerTrial):
+            sampler.of(0, "")
+    except ConfigError as error:
+        return list(error.problems)
+    except (TypeError, ValueError) as error:
+        return [f"search.options: {name} does not take them: {error}"]
+    return []
+
+
+def _misfits(search: SearchConfig, space: Space) -> list[str]:
+    found = []
+    if search.sampler == "cmaes":
+        if len(search.goals) > 1:
+            found.append(
+                f"search.sampler: cmaes knows one objective, but search.objectives has {len(search.goals)}; "
+                "take tpe, gp, nsga2 or nsga3"
+            )
+        ranges = [key for key in space if isinstance(space[key].domain, Float | Int)]
+        if len(ranges) < 2:
+            found.append(
+                f"search.sampler: cmaes needs two float or int parameters, but the space has {len(ranges)}; "
+                "take tpe or gp"
+            )
+    if search.sampler in ("nsga2", "nsga3") and search.startup_trials < 2:
+        found.append(
+            f"search.startup_trials: the population of {search.sampler} is at least 2, but is 1"
+        )
+    if search.options and search.sampler in ("grid", "qmc"):
+        found.append(f"search.options: {search.sampler} takes none; remove them")
+    return found
