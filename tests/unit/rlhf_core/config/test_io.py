@@ -301,3 +301,13 @@ def test_the_interval_in_episodes_never_splits_a_batch() -> None:
     for episodes, interval in ((1, 1), (8, 1), (15, 1), (16, 2), (50, 6)):
         assert apply(config, {"sync.interval_episodes": episodes}).sync_interval == interval
     assert apply(config, {"sync.interval": 3}).sync_interval == 3
+
+
+def test_the_critic_follows_the_policy_by_its_ratio() -> None:
+    config = apply(resolve_trial("tiny", "tiny"), {"optim.critic_lr_ratio": 5.0})
+    assert config.optim.critic.lr == pytest.approx(5e-3)
+    slower = apply(config, {"optim.policy.lr": 1e-4})
+    assert slower.optim.critic.lr == pytest.approx(5e-4)
+    assert resolve_trial(slower.model_dump(mode="json"), "config.json") == slower
+    with pytest.raises(ConfigError, match=r"critic_lr_ratio x policy\.lr must be at most 1, but"):
+        apply(config, {"optim.policy.lr": 0.5})
