@@ -5,6 +5,7 @@ The JSON form is a list: the order of parameters is part of a space, and JSON ob
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -89,10 +90,11 @@ def from_dict(data: Mapping[str, Any]) -> Space:
                 f"{key}: a space of schema_version 1 has no type {entry['type']!r}; write version 2"
             )
         keyed.append((key, entry))
-    return _build(keyed, _stored_parameter, lambda: _stored_rules(data.get("rules", [])))
+    read_rules = functools.partial(_stored_rules, data.get("rules", []))
+    return _build(keyed, _stored_parameter, read_rules, Space({}))
 
 
-def parse(mapping: Mapping[str, Any], rules: object = ()) -> Space:
+def parse(mapping: Mapping[str, Any], rules: object = (), onto: Space | None = None) -> Space:
     """The space that a user wrote in the short form.
 
     Example:
@@ -105,6 +107,7 @@ def parse(mapping: Mapping[str, Any], rules: object = ()) -> Space:
             ``step``, ``centre`` and ``when: {other.key: value or [values]}``. Strings like
             ``"1e-5"`` are numbers.
         rules: As for ``rules.parse_rules``.
+        onto: A space that this one adds to; where both have a key, the mapping counts.
 
     Raises:
         SpaceError: All problems of the mapping, each with its key.
@@ -114,13 +117,15 @@ def parse(mapping: Mapping[str, Any], rules: object = ()) -> Space:
             f"a space maps dotted keys to domains, got {mapping!r}; "
             "write for example ppo.epochs: {int: [1, 4]}"
         )
-    return _build(list(mapping.items()), _short_parameter, lambda: _short_rules(rules))
+    read_rules = functools.partial(_short_rules, rules)
+    return _build(list(mapping.items()), _short_parameter, read_rules, onto or Space({}))
 
 
 def _build(
     entries: list[tuple[str, Any]],
     read: Callable[[Any], Parameter],
     read_rules: Callable[[], tuple[Rule, ...]],
+    onto: Space,
 ) -> Space:
     parameters: dict[str, Parameter] = {}
     problems: list[str] = []
@@ -133,6 +138,7 @@ def _build(
             parameters[key] = read(entry)
         except SpaceError as error:
             problems += [f"{key}: {problem}" for problem in error.problems]
+    parameters = {**onto, **parameters}
     problems += structure_problems(parameters, elsewhere=seen - parameters.keys())
     rules: tuple[Rule, ...] = ()
     try:
@@ -141,7 +147,7 @@ def _build(
         problems += error.problems
     if problems:
         raise SpaceError(problems)
-    return Space(parameters, rules)
+    return Space(parameters, (*onto.rules, *rules))
 
 
 def _stored_rules(entries: Any) -> tuple[Rule, ...]:

@@ -49,7 +49,7 @@ def load(name: str, parameters: float | None = None) -> Space:
     space = Space({})
     for other in content.get("extends", ()):
         space = space.merge(load(other, parameters))
-    space = space.merge(parse(content.get("parameters", {}), content.get("rules", ())))
+    space = parse(content.get("parameters", {}), content.get("rules", ()), onto=space)
     if parameters is None:
         return space
     scaled = {

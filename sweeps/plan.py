@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from rlhf_core.runtime.object_store import StoreNeed
 from rlhf_core.runtime.placement import (
@@ -17,7 +18,7 @@ from rlhf_core.runtime.placement import (
     stranded_gpus,
     trials_at_once,
 )
-from sweeps.load import Loaded, corner_points
+from sweeps.load import Loaded
 from sweeps.services import asked_at_corners, left, refusal
 
 
@@ -67,6 +68,7 @@ class SweepPlan:
         nodes: What was planned against, services included.
         services: What serves the roles that trials share.
         store: What a trial keeps in the object store; None: not known yet.
+        must_fit: Whether points that fit nowhere are drawn again, so that one shape that fits is enough.
     """
 
     shapes: tuple[Shape, ...]
@@ -77,6 +79,7 @@ class SweepPlan:
     nodes: tuple[Node, ...] = ()
     services: tuple[ServiceShape, ...] = ()
     store: StoreNeed | None = None
+    must_fit: bool = False
 
     @property
     def store_gb(self) -> float:
@@ -85,9 +88,10 @@ class SweepPlan:
 
     @property
     def problems(self) -> list[str]:
-        """Placements that fit nowhere."""
+        """Placements that fit nowhere, as far as a trial could ask for them."""
         lacks = [service.shortfall for service in self.services]
-        lacks += [shape.shortfall for shape in self.shapes]
+        shapes = [shape.shortfall for shape in self.shapes]
+        lacks += [] if self.must_fit and None in shapes else shapes
         return [lack for lack in lacks if lack is not None]
 
 
@@ -106,8 +110,15 @@ def plan_sweep(loaded: Loaded, nodes: Sequence[Node]) -> SweepPlan:
         iterations=loaded.program.iterations(loaded.base),
         nodes=tuple(nodes),
         services=tuple(services),
-        store=loaded.program.store_need(loaded.base, (corner_points(loaded.space) or [{}])[0]),
+        store=loaded.program.store_need(loaded.base, loaded.corners[0]),
+        must_fit=loaded.must_fit,
     )
+
+
+def unfit(loaded: Loaded, plan: SweepPlan, params: Mapping[str, Any]) -> str | None:
+    """Why the nodes of ``plan`` hold no trial with these parameters beside its services, or None."""
+    rest = left(plan.nodes, [service.plan for service in plan.services])
+    return shortfall(loaded.program.placement(loaded.base, params), rest)
 
 
 def spill_note(plan: SweepPlan) -> str | None:
@@ -138,7 +149,7 @@ def _services(loaded: Loaded, nodes: Sequence[Node]) -> tuple[list[ServiceShape]
 
 def _shapes(loaded: Loaded, nodes: Sequence[Node]) -> list[Shape]:
     seen: dict[PlacementPlan, Shape] = {}
-    for point in corner_points(loaded.space) or [{}]:
+    for point in loaded.corners:
         plan = loaded.program.placement(loaded.base, point)
         if plan in seen:
             continue
