@@ -5,32 +5,41 @@ The JSON form is a list: the order of parameters is part of a space, and JSON ob
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from search_spaces.conditions import When
-from search_spaces.domains import Choice, Constant, Domain, Float, Int, Scalar
+from search_spaces.domains import Choice, Constant, Domain, Float, Int, Logit, Pow2, Scalar
 from search_spaces.errors import SpaceError, nearest
+from search_spaces.rules import Rule, parse_rules
 from search_spaces.space import Parameter, Space, structure_problems
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
+# Version 1 has neither rules nor the types logit and pow2; else it reads the same.
+_READABLE = (1, 2)
+_SINCE_2 = ("logit", "pow2")
 
 _FIELDS: dict[str, tuple[str, ...]] = {
     "float": ("low", "high", "log", "step"),
+    "logit": ("low", "high"),
     "int": ("low", "high", "log", "step"),
+    "pow2": ("low", "high"),
     "choice": ("values",),
     "constant": ("value",),
 }
 _BUILDERS: dict[str, Callable[..., Domain]] = {
     "float": Float,
+    "logit": Logit,
     "int": Int,
+    "pow2": Pow2,
     "choice": Choice,
     "constant": Constant,
 }
 _SHORT_OPTIONS: dict[str, tuple[str, ...]] = {
-    "float": ("log", "step", "when", "centre"),
-    "int": ("log", "step", "when", "centre"),
+    "float": ("log", "logit", "step", "when", "centre"),
+    "int": ("log", "pow2", "step", "when", "centre"),
     "choice": ("when", "centre"),
     "constant": ("when",),
 }
@@ -44,11 +53,15 @@ def to_dict(space: Space) -> dict[str, Any]:
     return {
         "schema_version": SCHEMA_VERSION,
         "parameters": [_entry(key, parameter) for key, parameter in space.items()],
+        "rules": [
+            {"kind": rule.kind, "terms": list(rule.terms), "times": rule.times}
+            for rule in space.rules
+        ],
     }
 
 
 def from_dict(data: Mapping[str, Any]) -> Space:
-    """The space that ``to_dict`` wrote.
+    """The space that ``to_dict`` wrote, in this version or an earlier one.
 
     Raises:
         SpaceError: Another schema version, a field is missing, unknown or invalid. All problems are
@@ -57,25 +70,31 @@ def from_dict(data: Mapping[str, Any]) -> Space:
     if not isinstance(data, Mapping):
         raise SpaceError(f"a stored space is a mapping, got {data!r}; pass the result of to_dict")
     version = data.get("schema_version")
-    if version != SCHEMA_VERSION or isinstance(version, bool):
+    if version not in _READABLE or isinstance(version, bool):
         raise SpaceError(
-            f"schema_version must be {SCHEMA_VERSION}, got {version!r}; "
+            f"schema_version must be {' or '.join(map(str, _READABLE))}, got {version!r}; "
             "read the file with the release that wrote it"
         )
     entries = data.get("parameters")
     if not isinstance(entries, list):
         raise SpaceError(f"parameters must be a list, got {entries!r}; write one entry a parameter")
-    _refuse_unknown(data, ("schema_version", "parameters"), "a stored space")
+    known = ("schema_version", "parameters", *(("rules",) if version > 1 else ()))
+    _refuse_unknown(data, known, "a stored space")
     keyed: list[tuple[str, Any]] = []
     for index, entry in enumerate(entries):
         key = entry.get("key") if isinstance(entry, Mapping) else None
         if not isinstance(key, str):
             raise SpaceError(f"parameters[{index}]: needs a string `key`, got {entry!r}; add it")
+        if version == 1 and entry.get("type") in _SINCE_2:
+            raise SpaceError(
+                f"{key}: a space of schema_version 1 has no type {entry['type']!r}; write version 2"
+            )
         keyed.append((key, entry))
-    return _build(keyed, _stored_parameter)
+    read_rules = functools.partial(_stored_rules, data.get("rules", []))
+    return _build(keyed, _stored_parameter, read_rules, Space({}))
 
 
-def parse(mapping: Mapping[str, Any]) -> Space:
+def parse(mapping: Mapping[str, Any], rules: object = (), onto: Space | None = None) -> Space:
     """The space that a user wrote in the short form.
 
     Example:
@@ -84,8 +103,11 @@ def parse(mapping: Mapping[str, Any]) -> Space:
 
     Args:
         mapping: Dotted key to ``{float: [low, high]}``, ``{int: [low, high]}``, ``{choice: [...]}``
-            or ``{constant: value}``, with the options ``log``, ``step``, ``centre`` and
-            ``when: {other.key: value or [values]}``. Strings like ``"1e-5"`` are numbers.
+            or ``{constant: value}``, with the options ``log``, ``logit`` (float), ``pow2`` (int),
+            ``step``, ``centre`` and ``when: {other.key: value or [values]}``. Strings like
+            ``"1e-5"`` are numbers.
+        rules: As for ``rules.parse_rules``.
+        onto: A space that this one adds to; where both have a key, the mapping counts.
 
     Raises:
         SpaceError: All problems of the mapping, each with its key.
@@ -95,10 +117,16 @@ def parse(mapping: Mapping[str, Any]) -> Space:
             f"a space maps dotted keys to domains, got {mapping!r}; "
             "write for example ppo.epochs: {int: [1, 4]}"
         )
-    return _build(list(mapping.items()), _short_parameter)
+    read_rules = functools.partial(_short_rules, rules)
+    return _build(list(mapping.items()), _short_parameter, read_rules, onto or Space({}))
 
 
-def _build(entries: list[tuple[str, Any]], read: Callable[[Any], Parameter]) -> Space:
+def _build(
+    entries: list[tuple[str, Any]],
+    read: Callable[[Any], Parameter],
+    read_rules: Callable[[], tuple[Rule, ...]],
+    onto: Space,
+) -> Space:
     parameters: dict[str, Parameter] = {}
     problems: list[str] = []
     seen: set[str] = set()
@@ -110,10 +138,44 @@ def _build(entries: list[tuple[str, Any]], read: Callable[[Any], Parameter]) -> 
             parameters[key] = read(entry)
         except SpaceError as error:
             problems += [f"{key}: {problem}" for problem in error.problems]
+    parameters = {**onto, **parameters}
     problems += structure_problems(parameters, elsewhere=seen - parameters.keys())
+    rules: tuple[Rule, ...] = ()
+    try:
+        rules = read_rules()
+    except SpaceError as error:
+        problems += error.problems
     if problems:
         raise SpaceError(problems)
-    return Space(parameters)
+    return Space(parameters, (*onto.rules, *rules))
+
+
+def _stored_rules(entries: Any) -> tuple[Rule, ...]:
+    fields = {"kind", "terms", "times"}
+    if not isinstance(entries, list):
+        raise SpaceError(f"rules must be a list, got {entries!r}; write one entry a rule")
+    for number, entry in enumerate(entries):
+        if not isinstance(entry, Mapping) or set(entry) != fields:
+            raise SpaceError(
+                f"rules[{number}] must hold {sorted(fields)}, got {entry!r}; write all of them"
+            )
+    return tuple(Rule(e["kind"], tuple(e["terms"]), e["times"]) for e in entries)
+
+
+def _short_rules(entries: Any) -> tuple[Rule, ...]:
+    """Rules with strings such as ``"1e-5"`` read as numbers."""
+
+    def read(value: Any) -> Any:
+        return [_number(v) for v in value] if isinstance(value, list | tuple) else _number(value)
+
+    if isinstance(entries, list | tuple):
+        entries = [
+            {key: read(value) for key, value in entry.items()}
+            if isinstance(entry, Mapping)
+            else entry
+            for entry in entries
+        ]
+    return parse_rules(entries)
 
 
 def _entry(key: str, parameter: Parameter) -> dict[str, Any]:
@@ -148,7 +210,7 @@ def _stored_parameter(entry: Mapping[str, Any]) -> Parameter:
 
 
 def _short_parameter(entry: Any) -> Parameter:
-    kinds = [k for k in _FIELDS if k in entry] if isinstance(entry, Mapping) else []
+    kinds = [k for k in _SHORT_OPTIONS if k in entry] if isinstance(entry, Mapping) else []
     if len(kinds) != 1:
         raise SpaceError(f"needs exactly one kind of domain, got {entry!r}; write {_EXAMPLE}")
     name = kinds[0]
@@ -181,8 +243,16 @@ def _short_domain(name: str, entry: Mapping[str, Any]) -> Domain:
         raise SpaceError(
             f"{name} needs [low, high], got {spec!r}; write two numbers, or use choice"
         )
+    bounds = (_typed(name, spec[0]), _typed(name, spec[1]))
+    scale = next((o for o in ("logit", "pow2") if o in _SHORT_OPTIONS[name] and o in entry), None)
+    if scale is not None and not isinstance(entry[scale], bool):
+        raise SpaceError(f"{scale} must be true or false, got {entry[scale]!r}; write one of these")
     options = {o: _typed(name, entry[o]) for o in ("log", "step") if o in entry}
-    return _BUILDERS[name](_typed(name, spec[0]), _typed(name, spec[1]), **options)
+    if scale is None or not entry[scale]:
+        return _BUILDERS[name](*bounds, **options)
+    if options:
+        raise SpaceError(f"{scale} stands alone, got it with {', '.join(options)}; drop one")
+    return _BUILDERS[scale](*bounds)
 
 
 def _short_when(condition: Any) -> When:

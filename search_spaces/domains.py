@@ -74,6 +74,66 @@ class Float:
             return False
         return self.step is None or _on_grid(value - self.low, self.step)
 
+    @property
+    def steps(self) -> int | None:
+        """Steps of the grid from ``low`` to ``high``; None where there is no grid."""
+        return None if self.step is None else round((self.high - self.low) / self.step)
+
+    def at(self, share: float) -> float:
+        """The value below which ``share`` of the domain lies; 0 gives ``low``, 1 gives ``high``."""
+        if not 0 < share < 1:
+            return self.low if share <= 0 else self.high
+        if self.steps is not None and self.step is not None:
+            index = _index(share, self.steps + 1)
+            return self.high if index == self.steps else self.low + index * self.step
+        if self.log:
+            return _between(self, math.exp(_mix(math.log(self.low), math.log(self.high), share)))
+        return _between(self, _mix(self.low, self.high, share))
+
+
+@dataclass(frozen=True, slots=True)
+class Logit:
+    """Real numbers strictly between 0 and 1, in which the odds ``x / (1 - x)`` matter.
+
+    For what is tuned near 1 or near 0: 0.9, 0.99 and 0.999 are about equally far from each other.
+
+    Args:
+        low: Smallest value, above 0.
+        high: Largest value, above ``low`` and below 1.
+
+    Raises:
+        SpaceError: A rule above is broken.
+    """
+
+    low: float
+    high: float
+
+    def __post_init__(self) -> None:
+        plain = Float(self.low, self.high)
+        object.__setattr__(self, "low", plain.low)
+        object.__setattr__(self, "high", plain.high)
+        _raise_if(
+            [
+                f"a logit domain lies within (0, 1), got {name}={value!r}; move it inside or drop logit"
+                for name, value in (("low", self.low), ("high", self.high))
+                if not 0 < value < 1
+            ]
+        )
+
+    def contains(self, value: object) -> bool:
+        """Whether ``value`` is a number of this domain."""
+        return is_number(value) and self.low <= value <= self.high
+
+    def at(self, share: float) -> float:
+        """The value below which ``share`` of the domain lies, in log odds."""
+        if not 0 < share < 1:
+            return self.low if share <= 0 else self.high
+        return self.from_log_odds(_mix(log_odds(self.low), log_odds(self.high), share))
+
+    def from_log_odds(self, log_odds: float) -> float:
+        """The value with these log odds; the nearest bound for one outside."""
+        return _between(self, 1 / (1 + math.exp(-log_odds)))
+
 
 @dataclass(frozen=True, slots=True)
 class Int:
@@ -122,6 +182,58 @@ class Int:
             and (value - self.low) % self.step == 0
         )
 
+    def at(self, share: float) -> int:
+        """The value below which ``share`` of the domain lies; 0 gives ``low``, 1 gives ``high``."""
+        if self.log:
+            return int(_between(self, round(Float(self.low, self.high, log=True).at(share))))
+        return self.low + self.step * _index(share, (self.high - self.low) // self.step + 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Pow2:
+    """Powers of two from ``low`` to ``high``, both included; each is as likely as the next.
+
+    Args:
+        low: Smallest value; a power of two.
+        high: Largest value; a power of two above ``low``.
+
+    Raises:
+        SpaceError: A rule above is broken.
+    """
+
+    low: int
+    high: int
+
+    def __post_init__(self) -> None:
+        Int(self.low, self.high)
+        _raise_if(
+            [
+                f"a pow2 domain needs powers of two, got {name}={value!r}; "
+                f"use {name}={1 << max(0, value.bit_length() - 1)} or drop pow2"
+                for name, value in (("low", self.low), ("high", self.high))
+                if not _is_power(value)
+            ]
+        )
+
+    @property
+    def exponents(self) -> tuple[int, int]:
+        """Exponents of the bounds."""
+        return self.low.bit_length() - 1, self.high.bit_length() - 1
+
+    @property
+    def values(self) -> tuple[int, ...]:
+        """All values, ascending."""
+        first, last = self.exponents
+        return tuple(1 << exponent for exponent in range(first, last + 1))
+
+    def contains(self, value: object) -> bool:
+        """Whether ``value`` is a power of two of this domain."""
+        return _is_int(value) and self.low <= value <= self.high and _is_power(value)
+
+    def at(self, share: float) -> int:
+        """The value below which ``share`` of the powers lies."""
+        return self.values[_index(share, len(self.values))]
+
 
 @dataclass(frozen=True, slots=True)
 class Choice:
@@ -142,6 +254,10 @@ class Choice:
     def contains(self, value: object) -> bool:
         """Whether ``value`` is one of the listed values."""
         return any(same(value, v) for v in self.values)
+
+    def at(self, share: float) -> Scalar:
+        """The value at ``share`` of the list; 0 gives the first, 1 the last."""
+        return self.values[_index(share, len(self.values))]
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,8 +280,14 @@ class Constant:
         """Whether ``value`` is the constant."""
         return same(value, self.value)
 
+    def at(self, share: float) -> Scalar:
+        """The constant."""
+        return self.value
 
-Domain = Float | Int | Choice | Constant
+
+Domain = Float | Logit | Int | Pow2 | Choice | Constant
+# Those with bounds.
+Range = Float | Logit | Int | Pow2
 
 
 def is_number(value: object) -> TypeGuard[int | float]:
@@ -173,6 +295,11 @@ def is_number(value: object) -> TypeGuard[int | float]:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return False
     return abs(value) <= sys.float_info.max
+
+
+def log_odds(value: float) -> float:
+    """``log(x / (1 - x))`` of a number strictly between 0 and 1."""
+    return math.log(value) - math.log1p(-value)
 
 
 def same(left: object, right: object) -> bool:
@@ -201,6 +328,23 @@ def scalars(values: object, owner: str) -> tuple[Scalar, ...]:
 
 def _is_int(value: object) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_power(value: int) -> bool:
+    return value >= 1 and value & (value - 1) == 0
+
+
+def _mix(low: float, high: float, share: float) -> float:
+    return low + (high - low) * share
+
+
+def _between(domain: Float | Logit | Int, value: float) -> float:
+    """``value``, which rounding may have carried over a bound."""
+    return min(max(value, domain.low), domain.high)
+
+
+def _index(share: float, count: int) -> int:
+    return min(int(share * count), count - 1)
 
 
 def _on_grid(distance: float, step: float) -> bool:

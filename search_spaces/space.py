@@ -1,4 +1,4 @@
-"""A search space: dotted configuration keys, each with a domain and perhaps a condition."""
+"""A search space: dotted configuration keys with domains and conditions, and rules between them."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from search_spaces.conditions import When, parents_first
-from search_spaces.domains import Constant, Domain, Float, Int, Scalar
+from search_spaces.domains import Constant, Domain, Int, Pow2, Range, Scalar
 from search_spaces.errors import SpaceError, nearest
+from search_spaces.rules import Rule
 
 _KEY = re.compile(r"[A-Za-z_][\w-]*(\.[A-Za-z_][\w-]*)*")
 
@@ -49,7 +50,7 @@ class Parameter:
 class Space(Mapping[str, Parameter]):
     """An immutable mapping of dotted keys to parameters; iteration yields parents before children.
 
-    Otherwise iteration keeps the order of declaration. Equality ignores order.
+    Otherwise iteration keeps the order of declaration. Equality ignores the order of parameters.
 
     Example:
         >>> space = Space({"ppo.epochs": Parameter(Int(1, 4))})
@@ -58,6 +59,7 @@ class Space(Mapping[str, Parameter]):
 
     Args:
         parameters: Dotted key to parameter.
+        rules: What its points keep, also between a parameter and an option that is not searched.
 
     Raises:
         SpaceError: A key is malformed, a condition names an unknown parent or values the parent
@@ -65,6 +67,7 @@ class Space(Mapping[str, Parameter]):
     """
 
     parameters: Mapping[str, Parameter]
+    rules: tuple[Rule, ...] = ()
 
     def __post_init__(self) -> None:
         problems = structure_problems(self.parameters)
@@ -72,6 +75,7 @@ class Space(Mapping[str, Parameter]):
             raise SpaceError(problems)
         ordered = {key: self.parameters[key] for key in parents_first(_parents(self.parameters))}
         object.__setattr__(self, "parameters", MappingProxyType(ordered))
+        object.__setattr__(self, "rules", tuple(dict.fromkeys(self.rules)))
 
     def __getitem__(self, key: str) -> Parameter:
         return self.parameters[key]
@@ -82,12 +86,17 @@ class Space(Mapping[str, Parameter]):
     def __len__(self) -> int:
         return len(self.parameters)
 
-    def __repr__(self) -> str:
-        return f"Space({dict(self.parameters)!r})"
+    def __eq__(self, other: object) -> bool:
+        rules = other.rules if isinstance(other, Space) else ()
+        return Mapping.__eq__(self, other) and set(self.rules) == set(rules)
 
-    def __reduce__(self) -> tuple[type[Space], tuple[dict[str, Parameter]]]:
+    def __repr__(self) -> str:
+        rules = f", rules={self.rules!r}" if self.rules else ""
+        return f"Space({dict(self.parameters)!r}{rules})"
+
+    def __reduce__(self) -> tuple[type[Space], tuple[dict[str, Parameter], tuple[Rule, ...]]]:
         # A mapping proxy cannot be pickled, and spaces cross process borders.
-        return type(self), (dict(self.parameters),)
+        return type(self), (dict(self.parameters), self.rules)
 
     def active(self, params: Mapping[str, object]) -> set[str]:
         """Keys that count, given the values chosen so far.
@@ -127,13 +136,37 @@ class Space(Mapping[str, Parameter]):
                 )
         return problems
 
+    def broken(
+        self, params: Mapping[str, object], base: Mapping[str, object] | None = None
+    ) -> list[str]:
+        """The rules that a point breaks, a line each.
+
+        Args:
+            params: Values of the active parameters.
+            base: ``{dotted key: value}`` of a trial without parameters, for options that are not searched.
+                The base also tells what an inactive parameter is then.
+        """
+        values = {**(base or {}), **params}
+        return [line for rule in self.rules if (line := rule.broken(values))]
+
     def merge(self, other: Space) -> Space:
         """Both spaces in one; where both have a key, the parameter of ``other`` replaces this one.
 
         Raises:
             SpaceError: The result breaks a rule of ``Space``.
         """
-        return Space({**self.parameters, **other.parameters})
+        return Space({**self.parameters, **other.parameters}, (*self.rules, *other.rules))
+
+    def without(self, *keys: str) -> Space:
+        """A space that leaves ``keys`` to the base of the trial; rules stay.
+
+        Raises:
+            SpaceError: A key is unknown, or another parameter's condition names it.
+        """
+        for key in keys:
+            self._known(key)
+        left = {key: p for key, p in self.parameters.items() if key not in keys}
+        return Space(left, self.rules)
 
     def freeze(self, key: str, value: Scalar) -> Space:
         """A space in which ``key`` is the constant ``value``.
@@ -161,7 +194,7 @@ class Space(Mapping[str, Parameter]):
             SpaceError: The key is unknown or not numeric, or a bound lies outside its domain.
         """
         domain = self._known(key).domain
-        if not isinstance(domain, Float | Int):
+        if not isinstance(domain, Range):
             raise SpaceError(
                 f"{key}: only float and int domains can be narrowed, got {domain}; use freeze"
             )
@@ -175,7 +208,7 @@ class Space(Mapping[str, Parameter]):
             raise SpaceError(problems)
         try:
             narrowed: Domain
-            if isinstance(domain, Int):
+            if isinstance(domain, Int | Pow2):
                 narrowed = dataclasses.replace(domain, low=int(low), high=int(high))
             else:
                 narrowed = dataclasses.replace(domain, low=low, high=high)
@@ -194,7 +227,7 @@ class Space(Mapping[str, Parameter]):
         old = self.parameters[key]
         centre = old.centre if domain.contains(old.centre) else None
         parameter = Parameter(domain, old.when, centre)
-        return Space(_without_dead({**self.parameters, key: parameter}))
+        return Space(_without_dead({**self.parameters, key: parameter}), self.rules)
 
 
 def structure_problems(

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from importlib import resources
 from pathlib import PurePath
 from typing import Any
@@ -13,11 +14,13 @@ from rlhf_core.config.io import parse_yaml, read_mapping
 from rlhf_core.config.overrides import flat, merge, nest
 from rlhf_core.errors import ConfigError, nearest
 from rlhf_core.paths import user_path
-from search_spaces import Space, SpaceError, codec, presets
+from search_spaces import Space, codec
+from search_spaces.rules import FITS_CLUSTER
 from sweeps.config import Constraint, SweepConfig
 from sweeps.decide.guards import GUARDED
 from sweeps.points import resolve_points
 from sweeps.programs.base import TrialProgram, load_program
+from sweeps.spaces import corner_points, read_space, rule_problems
 
 # Endings by which ``base`` tells a file from a preset.
 FILES = (".yaml", ".yml", ".json")
@@ -32,7 +35,7 @@ class Loaded:
         base: ``base`` as plain values, its paths absolute.
         space: What is searched.
         program: What a trial runs.
-        notes: What of the sweep cannot be used as it is written, one line each.
+        notes: What was assumed on the way, or cannot be used as it is written, one line each.
     """
 
     config: SweepConfig
@@ -40,6 +43,40 @@ class Loaded:
     space: Space
     program: TrialProgram
     notes: tuple[str, ...] = ()
+
+    @cached_property
+    def values(self) -> Mapping[str, Any]:
+        """``{dotted key: value}`` of a trial without parameters."""
+        resolved = self.program.resolve(self.base, {})
+        return flat(resolved, frozenset(self.program.keys()))
+
+    @cached_property
+    def corners(self) -> list[dict[str, Any]]:
+        """Points at the bounds of the space that keep its rules; the base alone where nothing varies."""
+        return corner_points(self.space, self.values) or [{}]
+
+    @property
+    def must_fit(self) -> bool:
+        """Whether points that the cluster cannot hold are drawn again, instead of refused or recorded."""
+        return any(rule.kind == FITS_CLUSTER for rule in self.space.rules)
+
+    def checker(
+        self, unfit: Callable[[Mapping[str, Any]], str | None]
+    ) -> Callable[[Mapping[str, Any]], list[str]]:
+        """What a proposed configuration breaks: rules of the space, else of the program, else of the cluster.
+
+        Args:
+            unfit: Why the cluster holds no trial with these parameters, or None; asked where the space has the
+                rule ``fits_cluster``.
+        """
+
+        def check(params: Mapping[str, Any]) -> list[str]:
+            found = self.space.broken(params, self.values)
+            found = found or self.program.check(self.base, params)
+            lack = unfit(params) if self.must_fit and not found else None
+            return [lack] if lack else list(found)
+
+        return check
 
 
 def preset_names() -> tuple[str, ...]:
@@ -78,16 +115,17 @@ def load_sweep(
     name = source if isinstance(source, str) else "sweep"
     values = read_sweep(source) if isinstance(source, str) else dict(source)
     values = _overridden(values, overrides or {}, name)
-    spaced = values.get("space", {})
-    space = _read_space(spaced, name)
-    config = validate(SweepConfig, {**values, "base": {}, "space": codec.to_dict(space)}, name)
+    config = validate(SweepConfig, {**values, "base": {}, "space": {}}, name)
     program = load_program(config.program)
     base = nest(program.absolute(flat(values.get("base") or {}, frozenset(program.keys()))))
     base = _with_affinity(base, config, name)
+    notes: dict[str, None] = {}
+    space = read_space(values.get("space", {}), name, lambda: _model_size(program, base, notes))
+    config = config.model_copy(update={"space": codec.to_dict(space)})
     loaded = Loaded(config, base, space, program)
     found = _problems(loaded)
     try:
-        points, notes = resolve_points(config.search, space)
+        points, told = resolve_points(config.search, space)
     except ConfigError as error:
         found += error.problems
     if found:
@@ -95,8 +133,23 @@ def load_sweep(
     # What is run and recorded has the points in full: the files they came from may change.
     search = config.search.model_copy(update={"points": points})
     return replace(
-        loaded, config=config.model_copy(update={"search": search}), notes=tuple(notes)
+        loaded, config=config.model_copy(update={"search": search}), notes=(*notes, *told)
     )
+
+
+def _model_size(
+    program: TrialProgram, base: Mapping[str, Any], notes: dict[str, None]
+) -> int | None:
+    """Parameters of the trained model; where they are not known, a note says what is assumed."""
+    try:
+        size = program.model_parameters(base)
+    except ConfigError:
+        # The base is judged as a whole, later.
+        return None
+    if size is None:
+        notes["space: the size of the model is not known here, so its bounds suit 7 to 8 B parameters; "
+              "name space.model_size, such as 135M"] = None  # fmt: skip
+    return size
 
 
 def _overridden(values: dict[str, Any], overrides: Mapping[str, Any], name: str) -> dict[str, Any]:
@@ -149,27 +202,13 @@ def _names_file(extends: object) -> bool:
     return isinstance(extends, str) and PurePath(extends).suffix in FILES
 
 
-def _read_space(spaced: object, name: str) -> Space:
-    try:
-        if isinstance(spaced, str):
-            return presets.load(spaced)
-        if isinstance(spaced, dict) and "schema_version" in spaced:
-            return codec.from_dict(spaced)
-        if isinstance(spaced, dict):
-            extends = spaced.get("extends")
-            own = codec.parse({k: v for k, v in spaced.items() if k != "extends"})
-            return presets.load(str(extends)).merge(own) if extends else own
-    except SpaceError as error:
-        raise ConfigError([f"{name}: space: {line}" for line in error.problems]) from None
-    raise ConfigError(f"{name}: space is a preset's name or a mapping of keys, but is {spaced!r}")
-
-
 def _problems(loaded: Loaded) -> list[str]:
     config, program, space = loaded.config, loaded.program, loaded.space
     found = list(program.check(loaded.base, {}))
     keys = program.keys()
     unknown = [key for key in space if key not in spelled(keys, key)]
     found += [f"space: unknown key {key!r}{nearest(key, spelled(keys, key))}" for key in unknown]
+    found += rule_problems(space, keys, None if found else loaded.values)
     if not unknown and not found:
         found += _space_problems(loaded)
     sound = not found
@@ -191,28 +230,9 @@ def _sampler_problems(loaded: Loaded) -> list[str]:
     return sampler_problems(search, loaded.space)
 
 
-def corner_points(space: Space) -> list[dict[str, Any]]:
-    """The space's first and last value of every parameter alone and together: what a rule would trip over."""
-    first = {key: ends(parameter.domain)[0] for key, parameter in space.items()}
-    last = {key: ends(parameter.domain)[1] for key, parameter in space.items()}
-    singles = [{**first, key: value} for key in space for value in ends(space[key].domain)]
-    points = [first, last, *singles]
-    return [{k: v for k, v in point.items() if k in space.active(point)} for point in points]
-
-
-def ends(domain: Any) -> tuple[Any, ...]:
-    """Values to try of a domain: its bounds, or all of its choices, the first and the last at the ends."""
-    if hasattr(domain, "low"):
-        return (domain.low, domain.high)
-    if hasattr(domain, "values"):
-        values = tuple(domain.values)
-        return (values[0], values[-1], *values[1:-1])
-    return (domain.value, domain.value)
-
-
 def _space_problems(loaded: Loaded) -> list[str]:
     lines: dict[str, None] = {}
-    for point in corner_points(loaded.space):
+    for point in loaded.corners:
         for line in loaded.program.check(loaded.base, point):
             lines.setdefault(f"space: {line}")
     return list(lines)
@@ -246,7 +266,7 @@ def _unmeasured(loaded: Loaded) -> list[str]:
     """Metrics that decide something, but that trials at some corner of the space never report."""
     named = _named_metrics(loaded.config)
     why: dict[str, str] = {}
-    for point in corner_points(loaded.space) or [{}]:
+    for point in loaded.corners:
         for name, tail in loaded.program.unmeasured(
             loaded.base, point, set(named.values())
         ).items():

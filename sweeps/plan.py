@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from rlhf_core.runtime.object_store import StoreNeed
 from rlhf_core.runtime.placement import (
@@ -17,7 +18,7 @@ from rlhf_core.runtime.placement import (
     stranded_gpus,
     trials_at_once,
 )
-from sweeps.load import Loaded, corner_points
+from sweeps.load import Loaded
 from sweeps.services import asked_at_corners, left, refusal
 
 
@@ -73,6 +74,7 @@ class SweepPlan:
         services: What serves the roles that trials share.
         store: What a trial keeps in the object store; None: not known yet.
         gpus: GPUs that trials may have in use at once; None: no limit.
+        must_fit: Whether points that fit nowhere are drawn again, so that one shape that fits is enough.
     """
 
     shapes: tuple[Shape, ...]
@@ -84,6 +86,7 @@ class SweepPlan:
     services: tuple[ServiceShape, ...] = ()
     store: StoreNeed | None = None
     gpus: float | None = None
+    must_fit: bool = False
 
     @property
     def store_gb(self) -> float:
@@ -92,9 +95,10 @@ class SweepPlan:
 
     @property
     def problems(self) -> list[str]:
-        """Placements that fit nowhere, or not into the budget."""
+        """Placements that fit nowhere as far as a trial could ask for them, or not into the budget."""
         lacks = [service.shortfall for service in self.services]
-        lacks += [shape.shortfall for shape in self.shapes]
+        shapes = [shape.shortfall for shape in self.shapes]
+        lacks += [] if self.must_fit and None in shapes else shapes
         widest = max((shape.gpus for shape in self.shapes), default=0.0)
         if self.gpus is not None and widest > self.gpus:
             lacks.append(
@@ -118,9 +122,16 @@ def plan_sweep(loaded: Loaded, nodes: Sequence[Node]) -> SweepPlan:
         iterations=loaded.program.iterations(loaded.base),
         nodes=tuple(nodes),
         services=tuple(services),
-        store=loaded.program.store_need(loaded.base, (corner_points(loaded.space) or [{}])[0]),
+        store=loaded.program.store_need(loaded.base, loaded.corners[0]),
+        must_fit=loaded.must_fit,
         gpus=loaded.config.budget.gpus,
     )
+
+
+def unfit(loaded: Loaded, plan: SweepPlan, params: Mapping[str, Any]) -> str | None:
+    """Why the nodes of ``plan`` hold no trial with these parameters beside its services, or None."""
+    rest = left(plan.nodes, [service.plan for service in plan.services])
+    return shortfall(loaded.program.placement(loaded.base, params), rest)
 
 
 def spill_note(plan: SweepPlan) -> str | None:
@@ -151,7 +162,7 @@ def _services(loaded: Loaded, nodes: Sequence[Node]) -> tuple[list[ServiceShape]
 
 def _shapes(loaded: Loaded, nodes: Sequence[Node]) -> list[Shape]:
     seen: dict[PlacementPlan, Shape] = {}
-    for point in corner_points(loaded.space) or [{}]:
+    for point in loaded.corners:
         plan = loaded.program.placement(loaded.base, point)
         if plan in seen:
             continue

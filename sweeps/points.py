@@ -11,7 +11,7 @@ from typing import Any
 
 from rlhf_core.errors import ConfigError, nearest, shown
 from rlhf_core.paths import user_path
-from search_spaces import Choice, Constant, Float, Int, Space
+from search_spaces import Choice, Constant, Float, Space
 from sweeps.config import Constraint, SearchConfig
 
 Point = dict[str, Any]
@@ -93,7 +93,17 @@ KNOWN: dict[str, Point] = {
     },
 }
 # Columns of leaderboard.csv that are no parameters; those of parameters begin with the prefix.
-_BOARD = {"rank", "trial", "outcome", "value", "stderr", "kl", "iterations", "gpu_seconds", "why_not"}
+_BOARD = {
+    "rank",
+    "trial",
+    "outcome",
+    "value",
+    "stderr",
+    "kl",
+    "iterations",
+    "gpu_seconds",
+    "why_not",
+}
 _PREFIX = "params."
 
 

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from rlhf_core.errors import ConfigError, PlacementError
 from rlhf_core.runtime.placement import Node, PlacementPlan, assign, shortfall
 from rlhf_core.runtime.shared import SharedRole
-from sweeps.load import Loaded, corner_points
+from sweeps.load import Loaded
 
 
 class Services(Protocol):
@@ -56,7 +56,7 @@ class NoServices:
 
 def asked_at_corners(loaded: Loaded) -> list[SharedRole]:
     """The services that trials at the corners of the space ask for, equally named ones once."""
-    points = [*loaded.config.search.points, *corner_points(loaded.space)] or [{}]
+    points = [*loaded.config.search.points, *loaded.corners]
     found: dict[str, SharedRole] = {}
     for point in points:
         # A trial that is refused asks for nothing.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Mapping
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +15,13 @@ from rlhf_core.errors import ClusterError, PlacementError
 from rlhf_core.runtime.placement import Node, group_request, with_node_types
 from sweeps.driver import SweepDriver
 from sweeps.live import LiveView
-from sweeps.load import Loaded, corner_points, load_sweep
-from sweeps.plan import SweepPlan, plan_sweep, spill_note
+from sweeps.load import Loaded, load_sweep
+from sweeps.plan import SweepPlan, plan_sweep, spill_note, unfit
 from sweeps.record import RunDirectory, check_target, storage_root
 from sweeps.results import Results, write_results
 from sweeps.services import asked_at_corners
 from sweeps.signals import sigterm_interrupts
+from sweeps.spaces import share_note
 from sweeps.stages import stages
 from sweeps.terminal import print_notes
 
@@ -68,10 +70,9 @@ class Sweep:
 
     def notes(self) -> list[str]:
         """What is easily taken for something else, one line each."""
-        config, space = self.loaded.config, self.loaded.space
-        points = corner_points(space) or [{}]
-        told = self.loaded.program.notes(self.loaded.base, points[0], config.search.objective)
-        return [*told, *self.loaded.notes]
+        config, loaded = self.loaded.config, self.loaded
+        notes = loaded.program.notes(loaded.base, loaded.corners[0], config.search.objective)
+        return [*notes, *loaded.notes, *share_note(loaded.space, loaded.values)]
 
     def check(self, out: str | Path) -> None:
         """Refuses what can be seen to fail before anything starts.
@@ -139,7 +140,7 @@ class Sweep:
         from sweeps.tuning.services import serving
         from sweeps.tuning.study import Study
 
-        config, program, base = self.loaded.config, self.loaded.program, self.loaded.base
+        config = self.loaded.config
         plan = self.plan(nodes)
         _refuse(plan)
         print_notes(console, filter(None, [spill_note(plan)]))
@@ -150,7 +151,7 @@ class Sweep:
             config.name,
             config.search,
             self.loaded.space,
-            lambda params: program.check(base, params),
+            self.loaded.checker(partial(unfit, self.loaded, plan)),
             config.storage.study,
         )
         checkpoints = storage_root(directory, config.storage.checkpoints)

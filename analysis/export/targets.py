@@ -14,6 +14,8 @@ from rlhf_core.errors import ConfigError
 
 PLAIN = ("yaml", "json", "env")
 TRIALS = ("optuna", "csv", "parquet")
+# Options that another one holds already, whatever the target.
+RESOLVED = {"optim.critic_lr_ratio": "optim.critic.lr holds it"}
 
 
 @dataclass(frozen=True)
@@ -56,6 +58,8 @@ class Target:
 
     def reason(self, key: str) -> str:
         """Why a key without a rule is dropped."""
+        if key in RESOLVED:
+            return RESOLVED[key]
         starts = [start for start in self.reasons if key.startswith(start)]
         return self.reasons[max(starts, key=len)] if starts else self.nowhere
 

@@ -87,6 +87,12 @@ class AdamWConfig(Group):
 class OptimConfig(Group):
     policy: AdamWConfig = group(AdamWConfig, "Optimiser of the policy.")
     critic: AdamWConfig = group(AdamWConfig, "Optimiser of the critic.")
+    critic_lr_ratio: float | None = option(
+        None,
+        "Peak learning rate of the critic over that of the policy; where set, it sets optim.critic.lr.",
+        gt=0,
+        le=1e6,
+    )
     micro_batch_size: int = option(
         64,
         "Sequences in one pass of a model, forward or forward and backward.",
@@ -99,6 +105,19 @@ class OptimConfig(Group):
         unit="tokens",
         ge=1,
     )
+
+    @model_validator(mode="after")
+    def _critic_follows(self) -> OptimConfig:
+        """Whoever reads ``critic.lr`` reads what counts."""
+        if self.critic_lr_ratio is None:
+            return self
+        lr = self.critic_lr_ratio * self.policy.lr
+        if lr > 1:
+            raise ValueError(
+                f"critic_lr_ratio x policy.lr must be at most 1, but is {lr:g}; lower either"
+            )
+        object.__setattr__(self, "critic", self.critic.model_copy(update={"lr": lr}))
+        return self
 
 
 class SyncConfig(Group):

@@ -5,11 +5,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from rlhf_core.assets import BUILTIN
 from rlhf_core.config.trial import TrialConfig
+from rlhf_core.models.policy import policy_source
 from rlhf_core.models.size import parameters_of
-from rlhf_core.tasks.builtin import RECIPES, cached_builtin
-from rlhf_core.tasks.folder import TaskFolder
 
 # A version is read while the next one is written.
 VERSIONS = 2
@@ -47,7 +45,7 @@ def store_need(config: TrialConfig) -> StoreNeed | None:
     """What the trial needs, or None where the size of its policy is not known yet."""
     if config.resources.layout == "fused":
         return StoreNeed(0, 0)
-    policy = _policy(config)
+    policy = policy_source(config)
     count = parameters_of(policy) if policy is not None else None
     if count is None:
         return None
@@ -64,15 +62,3 @@ def store_need(config: TrialConfig) -> StoreNeed | None:
 def _versions(config: TrialConfig) -> int:
     """A batch that waits to be sampled holds its version, and the learner has published one more."""
     return max(VERSIONS, 1 + math.ceil(config.batches_ahead / config.sync_interval))
-
-
-def _policy(config: TrialConfig) -> str | None:
-    """Folder or hub id of the policy; unlike ``assets.resolve`` this builds nothing."""
-    task = config.data.task
-    if config.model.policy is not None or task is None:
-        return config.model.policy
-    if not task.startswith(BUILTIN):
-        return str(TaskFolder.load(task).policy)
-    name = task.removeprefix(BUILTIN)
-    folder = cached_builtin(name) if name in RECIPES else None
-    return str(TaskFolder.load(folder).policy) if folder is not None else None

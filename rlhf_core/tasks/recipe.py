@@ -27,6 +27,11 @@ class ModelSize:
     heads: int = 4
     positions: int = 128
 
+    def parameters(self, vocab: int) -> int:
+        """Parameters of a Llama of this shape, norms aside, whose head is its embedding of ``vocab`` tokens."""
+        layer = 4 * self.width**2 + 3 * self.width * self.mlp
+        return vocab * self.width + self.layers * layer
+
 
 @dataclass(frozen=True)
 class Schedule:

@@ -132,6 +132,10 @@ class TrialProgram(Protocol):
         """Those of ``metrics`` that such a trial never reports, each with why and the remedy, as a line's tail."""
         return {}
 
+    def model_parameters(self, base: Mapping[str, Any]) -> int | None:
+        """Parameters of the model that is trained, by which presets of spaces scale; None where not known."""
+        return None
+
     def iterations(self, base: Mapping[str, Any]) -> int | None:
         """Length of a full trial, or None where it is not known beforehand."""
         return None

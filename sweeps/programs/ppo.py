@@ -15,6 +15,7 @@ from rlhf_core.config.measured import unmeasured
 from rlhf_core.config.overrides import flat
 from rlhf_core.errors import ConfigError
 from rlhf_core.metrics import IterationMetrics, names_under
+from rlhf_core.models.policy import policy_parameters
 from rlhf_core.paths import user_path
 from rlhf_core.runtime.object_store import StoreNeed, store_need
 from rlhf_core.runtime.placement import PlacementPlan, plan_trial
@@ -103,6 +104,9 @@ class PPOProgram(TrialProgram):
     ) -> dict[str, str]:
         config = trial_config(base, params)
         return {name: why for name in metrics if (why := unmeasured(config, name))}
+
+    def model_parameters(self, base: Mapping[str, Any]) -> int | None:
+        return policy_parameters(trial_config(base, {}))
 
     def iterations(self, base: Mapping[str, Any]) -> int | None:
         return trial_config(base, {}).budget.iterations

@@ -14,7 +14,10 @@ from search_spaces import (
     Constant,
     Float,
     Int,
+    Logit,
     Parameter,
+    Pow2,
+    Rule,
     Space,
     When,
     from_dict,
@@ -49,8 +52,30 @@ def distinct(items: list[Any]) -> list[Any]:
     return list({(type(v) is bool, v): v for v in items}.values())
 
 
+@st.composite
+def logits(draw: st.DrawFn) -> Logit:
+    inside = st.floats(1e-6, 1 - 1e-6)
+    low, high = sorted((draw(inside), draw(inside)))
+    assume(low < high)
+    return Logit(low, high)
+
+
+@st.composite
+def powers(draw: st.DrawFn) -> Pow2:
+    first = draw(st.integers(0, 12))
+    return Pow2(2**first, 2 ** (first + draw(st.integers(1, 6))))
+
+
 choices = st.lists(values, min_size=1, max_size=4).map(lambda v: Choice(tuple(distinct(v))))
-domains = st.one_of(floats(), ints(), choices, values.map(Constant))
+domains = st.one_of(floats(), logits(), ints(), powers(), choices, values.map(Constant))
+
+
+@st.composite
+def rules(draw: st.DrawFn) -> Rule:
+    kind = draw(st.sampled_from(("divides", "at_most", "sum_at_most", "product_at_most")))
+    keys = [f"group.k{draw(st.integers(0, 9))}" for _ in range(2 if kind == "at_most" else 3)]
+    terms = [*keys[:-1], draw(st.one_of(st.just(keys[-1]), st.integers(1, 99)))]
+    return Rule(kind, tuple(terms), draw(st.floats(0.1, 9)) if kind == "at_most" else 1.0)
 
 
 def pick(draw: st.DrawFn, domain: Any) -> Any:
@@ -73,7 +98,8 @@ def spaces(draw: st.DrawFn) -> Space:
             when = When(parent, (pick(draw, parameters[parent].domain),))
         centre = pick(draw, domain) if draw(st.booleans()) else None
         parameters[f"group.k{index}"] = Parameter(domain, when, centre)
-    return Space(dict(draw(st.permutations(list(parameters.items())))))
+    ordered = dict(draw(st.permutations(list(parameters.items()))))
+    return Space(ordered, tuple(draw(st.lists(rules(), max_size=3))))
 
 
 @bounded
@@ -84,8 +110,19 @@ def test_json_and_pickle_round_trips_keep_value_and_order(space: Space) -> None:
         pickle.loads(pickle.dumps(space)),
     ):
         assert dict(twin) == dict(space)
+        assert twin == space
         assert list(twin) == list(space)
         assert repr(twin) == repr(space)
+
+
+@bounded
+@given(domains, st.floats(0, 1), st.floats(0, 1))
+def test_every_share_of_a_domain_lies_in_it_in_order(domain: Any, one: float, two: float) -> None:
+    low, high = (domain.at(share) for share in sorted((one, two)))
+    assert domain.contains(low)
+    assert domain.contains(high)
+    if hasattr(domain, "low"):
+        assert low <= high
 
 
 @bounded

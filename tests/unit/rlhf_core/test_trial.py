@@ -382,6 +382,7 @@ ELSEWHERE = (
 SHORT = {"budget__iterations": 3, "eval__prompts": 2, "rollout__chunk_size": 64}
 # key: (value, what has to be set beside it, iteration at which it shows); {same} is that reward model
 KNOBS: dict[str, tuple[Any, dict[str, Any], int]] = {
+    "optim.critic_lr_ratio": (20.0, {}, 1),
     "reward.clip": (0.05, {}, 1),
     "reward.missing_eos_penalty": (1.0, {}, 1),
     "reward.normalise": ("running", {}, 1),

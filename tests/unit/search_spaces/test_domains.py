@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from search_spaces import Choice, Constant, Float, Int, SpaceError
+from search_spaces import Choice, Constant, Float, Int, Logit, Pow2, SpaceError
 
 
 @pytest.mark.parametrize(
@@ -17,6 +17,8 @@ from search_spaces import Choice, Constant, Float, Int, SpaceError
         (Float(1e-5, 1e-3, log=True), [1e-5, 1e-3], [0.0, 1e-6]),
         # 0.1 + 2 * 0.1 is 0.30000000000000004: a grid needs slack, but not much.
         (Float(0.1, 0.5, step=0.1), [0.1, 0.3, 0.1 + 2 * 0.1, 0.5], [0.15, 0.3001]),
+        (Logit(0.9, 0.99), [0.9, 0.99, 0.95], [0.89, 0.991, 1, True, "0.95"]),
+        (Pow2(4, 16), [4, 8, 16], [2, 5, 32, 8.0, True]),
         (Int(1, 4), [1, 4], [0, 5, 2.0, True, "2"]),
         (Int(2, 8, step=3), [2, 5, 8], [3, 11]),
         (Choice((1, "a", None)), [1, 1.0, "a", None], [True, "b", 2, [1]]),
@@ -43,6 +45,13 @@ def test_contains(domain: Any, inside: list[object], outside: list[object]) -> N
         (Float, {"low": "0", "high": 1}, "finite numbers, got low='0'"),
         (Float, {"low": 0, "high": True}, "finite numbers, got high=True"),
         (Float, {"low": 0, "high": 1, "log": "yes"}, "log must be true or false"),
+        (Logit, {"low": 0, "high": 0.5}, r"lies within \(0, 1\), got low=0.0"),
+        (Logit, {"low": 0.5, "high": 1}, r"lies within \(0, 1\), got high=1.0"),
+        (Logit, {"low": 0.9, "high": 0.5}, "low < high must hold"),
+        (Pow2, {"low": 0, "high": 8}, "needs powers of two, got low=0; use low=1"),
+        (Pow2, {"low": 2, "high": 24}, "got high=24; use high=16"),
+        (Pow2, {"low": 8, "high": 2}, "low < high must hold"),
+        (Pow2, {"low": 1, "high": 4.0}, "needs integers, got high=4.0"),
         (Int, {"low": 1, "high": 4.0}, "needs integers, got high=4.0"),
         (Int, {"low": 4, "high": 1}, "low < high must hold"),
         (Int, {"low": 1, "high": 4, "step": 2}, "use high=3"),
@@ -83,3 +92,30 @@ def test_domains_are_frozen_values() -> None:
     assert Choice([1, 2]) == Choice((1, 2))  # type: ignore[arg-type]  # What JSON gives.
     with pytest.raises(dataclasses.FrozenInstanceError):
         domain.low = 0.5  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("domain", "middle"),
+    [
+        (Float(1, 3), 2.0),
+        (Float(1e-6, 1e-2, log=True), pytest.approx(1e-4)),
+        (Float(0.1, 0.5, step=0.1), pytest.approx(0.3)),
+        # 0.9 is 9 to 1 and 0.99 is 99 to 1: halfway is sqrt(9 x 99) to 1.
+        (Logit(0.9, 0.99), pytest.approx(1 / (1 + 1 / (9 * 99) ** 0.5))),
+        (Int(1, 5, step=2), 3),
+        (Int(1, 100, log=True), 10),
+        (Pow2(1, 16), 4),
+        (Choice(("a", "b", None)), "b"),
+        (Constant(7), 7),
+    ],
+)
+def test_at_runs_from_one_end_to_the_other(domain: Any, middle: Any) -> None:
+    assert domain.at(0.5) == middle
+    if hasattr(domain, "low"):
+        assert (domain.at(0.0), domain.at(1.0)) == (domain.low, domain.high)
+
+
+def test_each_power_of_two_is_as_likely_as_the_next() -> None:
+    shares = [(i + 0.5) / 40 for i in range(40)]
+    drawn = [Pow2(2, 16).at(share) for share in shares]
+    assert [drawn.count(value) for value in (2, 4, 8, 16)] == [10] * 4

@@ -61,6 +61,6 @@ def test_package_is_light_and_its_exports_are_pinned() -> None:
         [sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True
     )
     assert shown.stdout.strip() == (
-        "[] ['Choice', 'Constant', 'Domain', 'Float', 'Int', 'Parameter', 'SCHEMA_VERSION', "
-        "'Scalar', 'Space', 'SpaceError', 'When', 'from_dict', 'parse', 'presets', 'to_dict']"
+        "[] ['Choice', 'Constant', 'Domain', 'Float', 'Int', 'Logit', 'Parameter', 'Pow2', 'Rule', "
+        "'SCHEMA_VERSION', 'Scalar', 'Space', 'SpaceError', 'When', 'from_dict', 'parse', 'presets', 'to_dict']"
     )

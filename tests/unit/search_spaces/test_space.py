@@ -5,7 +5,18 @@ import pickle
 
 import pytest
 
-from search_spaces import Choice, Constant, Float, Int, Parameter, Space, SpaceError, When
+from search_spaces import (
+    Choice,
+    Constant,
+    Float,
+    Int,
+    Parameter,
+    Pow2,
+    Rule,
+    Space,
+    SpaceError,
+    When,
+)
 
 
 @pytest.fixture
@@ -152,3 +163,48 @@ def test_source_mapping_is_copied() -> None:
     space = Space(source)
     source["b"] = Parameter(Int(1, 2))
     assert list(space) == ["a"]
+
+
+ORDERED = Rule("at_most", ("ppo.epochs", "ppo.kl.target"))
+
+
+def test_rules_are_part_of_a_space_and_follow_it(space: Space) -> None:
+    ruled = Space(dict(space), (ORDERED, ORDERED))
+    assert ruled.rules == (ORDERED,)
+    assert ruled != space
+    assert space != ruled
+    for twin in (
+        pickle.loads(pickle.dumps(ruled)),
+        ruled.merge(Space({}, (ORDERED,))),
+        Space({}).merge(ruled),
+    ):
+        assert twin == ruled
+    assert ruled.freeze("ppo.epochs", 2).rules == (ORDERED,)
+    assert ruled.narrow("ppo.epochs", 1, 2).rules == (ORDERED,)
+    assert ruled.without("ppo.lr").rules == (ORDERED,)
+
+
+def test_broken_takes_from_the_base_what_is_not_searched_or_inactive(space: Space) -> None:
+    ruled = Space(dict(space), (ORDERED,))
+    adaptive = {"ppo.kl.controller": "adaptive", "ppo.epochs": 4, "ppo.kl.target": 3.0}
+    (line,) = ruled.broken(adaptive)
+    assert line.startswith("rule ppo.epochs <= ppo.kl.target is broken by ppo.epochs = 4")
+    assert ruled.broken({**adaptive, "ppo.epochs": 3}) == []
+    fixed = {"ppo.kl.controller": "fixed", "ppo.epochs": 4}
+    assert ruled.broken(fixed) == []
+    assert ruled.broken(fixed, {"ppo.kl.target": 3}) == [line]
+
+
+def test_without_leaves_a_key_to_the_base(space: Space) -> None:
+    assert set(space.without("ppo.lr", "ppo.epochs")) == set(space) - {"ppo.lr", "ppo.epochs"}
+    with pytest.raises(SpaceError, match=r"did you mean 'ppo\.epochs'"):
+        space.without("ppo.epoch")
+    with pytest.raises(SpaceError, match=r"its condition names 'ppo\.kl\.controller'"):
+        space.without("ppo.kl.controller")
+
+
+def test_powers_of_two_can_be_narrowed() -> None:
+    space = Space({"n": Parameter(Pow2(1, 64))})
+    assert space.narrow("n", 2, 8)["n"].domain == Pow2(2, 8)
+    with pytest.raises(SpaceError, match="cannot narrow to low=3"):
+        space.narrow("n", 3, 8)

@@ -25,7 +25,7 @@ EVERYWHERE = """
     rollout.chunk_size
     sync.transport sync.timeout_s
     resources.threads resources.cpus_per_gpu resources.head_cpus resources.affinity resources.labels
-    checkpoint.every_minutes checkpoint.metric eval.seed
+    checkpoint.every_minutes checkpoint.metric eval.seed optim.critic_lr_ratio
 """
 OF_ROLES = ("cpus", "memory_gb", "share", "custom", "labels")
 NO_COUNTERPART = {

@@ -319,3 +319,13 @@ def test_anchors_that_grow_without_end_are_refused(text: str) -> None:
 
 def test_an_anchor_used_twice_is_read() -> None:
     assert parse_yaml("a: &a {lr: 1}\nb: *a", "s") == {"a": {"lr": 1}, "b": {"lr": 1}}
+
+
+def test_the_critic_follows_the_policy_by_its_ratio() -> None:
+    config = apply(resolve_trial("tiny", "tiny"), {"optim.critic_lr_ratio": 5.0})
+    assert config.optim.critic.lr == pytest.approx(5e-3)
+    slower = apply(config, {"optim.policy.lr": 1e-4})
+    assert slower.optim.critic.lr == pytest.approx(5e-4)
+    assert resolve_trial(slower.model_dump(mode="json"), "config.json") == slower
+    with pytest.raises(ConfigError, match=r"critic_lr_ratio x policy\.lr must be at most 1, but"):
+        apply(config, {"optim.policy.lr": 0.5})
