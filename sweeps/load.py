@@ -167,17 +167,20 @@ def _problems(loaded: Loaded) -> list[str]:
     if sound and not unknown_metrics:
         found += _unmeasured(loaded)
     for number, point in enumerate(config.search.points):
-        strange = [key for key in point if key not in space]
-        found += [
-            f"search.points[{number}]: {key!r} is not searched{nearest(key, space)}"
-            for key in strange
-        ]
-        found += [
-            f"search.points[{number}]: {key} = {value!r} lies outside {space[key].domain}"
-            for key, value in point.items()
-            if key in space and not space[key].domain.contains(value)
-        ]
+        found += point_problems(loaded, point, f"search.points[{number}]")
     return found
+
+
+def point_problems(loaded: Loaded, point: Mapping[str, Any], name: str) -> list[str]:
+    """What keeps a point from being tried, one line each."""
+    space = loaded.space
+    strange = [key for key in point if key not in space]
+    found = [f"{name}: {key!r} is not searched{nearest(key, space)}" for key in strange]
+    return found + [
+        f"{name}: {key} = {value!r} lies outside {space[key].domain}"
+        for key, value in point.items()
+        if key in space and not space[key].domain.contains(value)
+    ]
 
 
 def corner_points(space: Space) -> list[dict[str, Any]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +49,7 @@ class Study:
         self._study = optuna.create_study(
             storage=storage,
             study_name=name,
-            sampler=make_sampler(search),
+            sampler=_ByNumber(search),
             direction=search.direction,
             load_if_exists=True,
         )
@@ -57,18 +57,74 @@ class Study:
         self._constraints = [Constraint.parse(text) for text in search.constraints]
         self._open: dict[int, optuna.Trial] = {}
         self._reported: dict[int, int] = {}
+        self._adopted: list[int] = []
         self.rejected = 0
-        for point in search.points:
-            self._study.enqueue_trial(dict(point))
+        self.add_points(search.points, "search.points")
+
+    def add_points(self, points: Sequence[Mapping[str, Any]], source: str) -> None:
+        """Has these parameters tried next; those that were added under the same name before are not repeated."""
+        known = {t.user_attrs.get("point") for t in self._study.get_trials(deepcopy=False)}
+        for place, point in enumerate(points):
+            name = f"{source}[{place}]"
+            if name not in known:
+                self._study.enqueue_trial(dict(point), user_attrs={"point": name})
+
+    def open_numbers(self) -> list[int]:
+        """Trials that were asked for and not told, those of former processes among them."""
+        return [trial.number for trial in self._running() if "again" not in trial.user_attrs]
+
+    def _running(self) -> list[optuna.trial.FrozenTrial]:
+        return self._study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
+
+    def adopt(self, number: int) -> None:
+        """Takes over a trial that a former process asked for and never began; ``ask`` hands it out next."""
+        self._adopted.append(number)
+
+    def reopen(self, number: int) -> None:
+        """Takes over a trial that a former process began; it is reported and told as before."""
+        stored = self._stored(number)
+        if not stored.state.is_finished():
+            self._open[number] = self._trial(number)
+            self._reported[number] = max(stored.intermediate_values, default=-1)
+
+    def again(self, number: int) -> int:
+        """Opens a new trial with the parameters of one that was told; returns its number.
+
+        Asked for again before that was told, it is the same one.
+        """
+        before = self._stored(number)
+        if not self._following(number):
+            self._study.add_trial(
+                optuna.trial.create_trial(
+                    state=TrialState.RUNNING,
+                    params=before.params,
+                    distributions=before.distributions,
+                    user_attrs={"again": number},
+                )
+            )
+        new = self._following(number)[0]
+        self.reopen(new)
+        return new
+
+    def _following(self, number: int) -> list[int]:
+        return [t.number for t in self._running() if t.user_attrs.get("again") == number]
+
+    def _stored(self, number: int) -> optuna.trial.FrozenTrial:
+        return self._study.get_trials(deepcopy=False)[number]
+
+    def _trial(self, number: int) -> optuna.Trial:
+        # What was sampled already keeps its value, the rest follows from the trial's number.
+        return optuna.Trial(self._study, self._stored(number)._trial_id)
 
     def ask(self) -> tuple[int, dict[str, Any]]:
-        """Number and parameters of a new trial.
+        """Number and parameters of a new trial, an adopted one first.
 
         A configuration that breaks a rule is told as failed and another one is asked for; after 100 in a row
         the last one is handed out, to be recorded as infeasible.
         """
         for attempt in range(MAX_REJECTIONS):
-            trial = self._study.ask()
+            adopted = self._adopted.pop(0) if self._adopted else None
+            trial = self._study.ask() if adopted is None else self._trial(adopted)
             params = suggest(trial, self._space)
             if attempt == MAX_REJECTIONS - 1 or not self._check(params):
                 break
@@ -81,7 +137,8 @@ class Study:
     def report(self, number: int, iteration: int, value: float) -> None:
         """An intermediate value of a running trial."""
         # A trial that was restarted from a checkpoint repeats what it reported before.
-        if math.isfinite(value) and iteration > self._reported.get(number, -1):
+        known = number in self._open and math.isfinite(value)
+        if known and iteration > self._reported.get(number, -1):
             self._open[number].report(value, iteration)
             self._reported[number] = iteration
 
@@ -90,7 +147,7 @@ class Study:
     ) -> None:
         """How the trial ended; telling twice changes nothing."""
         trial = self._open.pop(number, None)
-        if trial is None:
+        if trial is None or self._stored(number).state.is_finished():
             return
         trial.set_user_attr("outcome", str(outcome))
         for constraint in self._constraints:
@@ -104,10 +161,32 @@ class Study:
             trial.set_constraint("outcome", 1.0)
         self._study.tell(trial, value if state is TrialState.COMPLETE else None, state=state)
 
-    def close_open(self) -> None:
-        """Closes what is still running in the study, when the sweep ends before its trials."""
-        for number in list(self._open):
-            self.tell(number, Outcome.LOST, None, {})
+
+class _ByNumber(optuna.samplers.BaseSampler):
+    """The sampler of a search, seeded anew for each trial by its number: a study that is opened again goes on."""
+
+    def __init__(self, search: SearchConfig) -> None:
+        self._search, self._number = search, -1
+        self._inner: optuna.samplers.BaseSampler = make_sampler(search)
+
+    def infer_relative_search_space(self, study: Any, trial: Any) -> Any:
+        if trial.number != self._number and self._search.sampler != "qmc":
+            self._number = trial.number
+            seed = (self._search.seed + 7919 * trial.number) % 2**32
+            self._inner = make_sampler(self._search.model_copy(update={"seed": seed}))
+        return self._inner.infer_relative_search_space(study, trial)
+
+    def sample_relative(self, study: Any, trial: Any, search_space: Any) -> Any:
+        return self._inner.sample_relative(study, trial, search_space)
+
+    def sample_independent(self, study: Any, trial: Any, name: Any, distribution: Any) -> Any:
+        return self._inner.sample_independent(study, trial, name, distribution)
+
+    def before_trial(self, study: Any, trial: Any) -> None:
+        self._inner.before_trial(study, trial)
+
+    def after_trial(self, study: Any, trial: Any, state: Any, values: Any) -> None:
+        self._inner.after_trial(study, trial, state, values)
 
 
 def make_sampler(search: SearchConfig) -> optuna.samplers.BaseSampler:

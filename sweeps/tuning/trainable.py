@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import time
 import traceback
 from collections.abc import Mapping
@@ -10,6 +11,7 @@ from typing import Any, ClassVar
 
 import ray
 from ray import tune
+from ray.exceptions import OutOfDiskError
 from ray.util import get_current_placement_group
 
 from rlhf_core.errors import DivergedError
@@ -159,6 +161,8 @@ class ProgramTrainable(tune.Trainable):
         reason = f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
         text = "".join(traceback.format_exception(error))
         self.cleanup()
+        if _is_full(error):
+            return {"done": True, "full": reason}
         return {"done": True, "outcome": str(outcome), "reason": reason, "traceback": text}
 
     def cleanup(self) -> None:
@@ -171,6 +175,9 @@ class ProgramTrainable(tune.Trainable):
 
     def save_checkpoint(self, checkpoint_dir: str) -> dict[str, Any]:
         # Checkpoints are the program's, in its own store; a restarted trial finds the latest there.
+        save = getattr(self._running, "save", None)
+        if save is not None:
+            save()
         return {}
 
     def load_checkpoint(self, checkpoint: dict[str, Any] | None) -> None:
@@ -181,6 +188,15 @@ class PPOTrainable(ProgramTrainable):
     """PPO-RLHF, for a ``ray.tune.Tuner`` of your own: ``param_space={"base": "tiny", "ppo.kl.coef": ...}``."""
 
     program_path = PPO
+
+
+def _is_full(error: BaseException) -> bool:
+    """Whether a disk had no room left, here or in a process of a role."""
+    found = (error, getattr(error, "cause", None), error.__cause__)
+    return any(
+        isinstance(e, OutOfDiskError) or getattr(e, "errno", None) in (errno.ENOSPC, errno.EDQUOT)
+        for e in found
+    )
 
 
 def _base(config: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -83,13 +83,13 @@ def test_ending_twice_is_recorded_once(tmp_path: Path) -> None:
     assert driver.records["t0000"].outcome is Outcome.FAILED
 
 
-def test_an_interruption_closes_ledger_and_study(tmp_path: Path) -> None:
+def test_an_interruption_stands_in_the_ledger_and_leaves_the_study_open(tmp_path: Path) -> None:
     driver = make(tmp_path)
     driver.next_trial()
     driver.next_trial()
     driver.interrupt()
     assert [entry[1] for entry in ledger(tmp_path)][-2:] == ["interrupted"] * 2
-    assert not [t for t in driver.study._study.trials if not t.state.is_finished()]
+    assert driver.study.open_numbers() == [0, 1]
     assert driver.next_trial() is None
 
 
