@@ -69,8 +69,9 @@ class TrialRecord:
     times: dict[str, float] = field(default_factory=dict)
     durations: dict[str, float] = field(default_factory=dict)
     services: dict[str, dict[str, Any]] = field(default_factory=dict)
-    # Seconds of each phase in former stays; the last iteration that was judged; what a user asked of it.
+    # Seconds of each phase in former stays; the last iterations that were recorded and judged; what a user asked.
     spent: dict[str, float] = field(default_factory=dict)
+    reported: int = -1
     judged: int = -1
     wish: Wish | None = None
 
@@ -302,9 +303,10 @@ class SweepDriver:
             self.first_placement = self.first_placement or (trial, result["placement"])
         for event in result.get("events", ()):
             self._line(record, event=event)
-        metrics = numbers(result)
-        if metrics:
-            iteration = int(result.get("iteration", record.iteration))
+        metrics, iteration = numbers(result), int(result.get("iteration", record.iteration))
+        # What it reported last comes again when it goes on; the last driver may not have heard it.
+        known = bool(result.get("again")) and iteration <= record.reported
+        if metrics and not known:
             self.directory.metrics(trial, iteration, metrics)
             self.absorb(record, iteration, metrics)
         if result.get("traceback"):
@@ -317,7 +319,7 @@ class SweepDriver:
 
     def absorb(self, record: TrialRecord, iteration: int, metrics: Mapping[str, float]) -> None:
         """Takes over what a trial reported."""
-        record.iteration = iteration
+        record.iteration, record.reported = iteration, max(iteration, record.reported)
         record.finals.update(metrics)
         objective = metrics.get(self.loaded.config.search.objective)
         if objective is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -172,7 +173,7 @@ def _ran(events: Sequence[Mapping[str, Any]], ledger: Sequence[Any], trials: Any
     signs.sort()
     began = [line["time"] for line in events if line.get("event") == "began"] or signs[:1]
     total = 0.0
-    for start, following in zip(began, [*began[1:], float("inf")], strict=True):
+    for start, following in itertools.pairwise([*began, float("inf")]):
         own = [sign for sign in signs if start <= sign < following]
         total += own[-1] - start if own else 0.0
     return total

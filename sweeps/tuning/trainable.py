@@ -20,6 +20,7 @@ from rlhf_core.runtime.ray_teardown import LOST
 from rlhf_core.store import open_store
 from sweeps.outcomes import Outcome
 from sweeps.programs.base import RunningTrial, TrialContext, load_program
+from sweeps.tuning.last_report import LastReport
 
 PPO = "sweeps.programs.ppo:PPOProgram"
 # Keys of a Tune config that are ours; every other key is a dotted parameter.
@@ -90,12 +91,19 @@ class ProgramTrainable(tune.Trainable):
     def _step(self) -> dict[str, Any]:
         result: dict[str, Any] = {}
         if self._running is None:
-            self._running, told = self._start()
+            context = self._context()
+            self._report = LastReport(context)
+            known = self._report.read()
+            if known is not None and known["last"]:
+                return {**known["result"], "again": True, "done": True}
+            self._running, told = self._start(context)
             if told:
                 result["events"] = told
             self._metrics = iter(self._running)
             result["placement"] = self._placed(self._running.placement())
             result["durations"] = {"load": time.perf_counter() - self._born}
+            if known is not None:
+                return {**result, **known["result"], "again": True}
         metrics = next(self._metrics, None)
         last = metrics is None or self._running.is_last
         if metrics is not None:
@@ -106,6 +114,9 @@ class ProgramTrainable(tune.Trainable):
             result |= {"placement": self._placed(self._running.placement())}
         if last:
             result |= {"done": True, "outcome": str(Outcome.COMPLETED)}
+        if metrics is not None:
+            self._report.write(result, last)
+        if last:
             result["durations"] = {**result.get("durations", {}), "stop": self._timed_end()}
         return result
 
@@ -118,9 +129,9 @@ class ProgramTrainable(tune.Trainable):
             self.cleanup()
         return time.perf_counter() - start
 
-    def _start(self) -> tuple[RunningTrial, list[str]]:
+    def _start(self, context: TrialContext) -> tuple[RunningTrial, list[str]]:
         """The trial, in the processes of the last one where it can be, and what happened to those."""
-        context, ended = self._context(), self._ended_trial
+        ended = self._ended_trial
         self._ended_trial = None
         told: list[str] = []
         if ended is not None:
