@@ -39,6 +39,10 @@ class ClusterError(RlhfError, RuntimeError):
     """Ray does not start, or the cluster lost all its nodes."""
 
 
+class StorageError(RlhfError, OSError):
+    """A file of a sweep cannot be written."""
+
+
 class CheckpointError(RlhfError, OSError):
     """A checkpoint is missing, torn, or belongs to another configuration."""
 

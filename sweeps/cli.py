@@ -13,6 +13,8 @@ from rlhf_core.errors import ConfigError, RlhfError, nearest, shown
 
 MODULES = (
     "run",
+    "resume",
+    "control",
     "train",
     "results",
     "report",

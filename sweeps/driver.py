@@ -5,6 +5,7 @@ One object on the driver. Tune's searcher, scheduler and callback (``tuning``) a
 
 from __future__ import annotations
 
+import errno
 import itertools
 import threading
 import time
@@ -13,17 +14,23 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rlhf_core.errors import ConfigError
-from rlhf_core.runtime.placement import Node, find_shortfall, group_request, shortfall
+from rlhf_core.runtime.placement import Node, PlacementPlan, shortfall
+from sweeps import places
+from sweeps.control import Inbox
 from sweeps.decide.failures import SameFailure
 from sweeps.decide.guards import Guards
-from sweeps.decide.leftovers import Leftovers, beyond, in_words, total
+from sweeps.decide.leftovers import Leftovers
 from sweeps.decide.stopping import Asha, MedianStopping, NoStopping, Stopping
-from sweeps.decide.waiting import GiveUp, Look, Looked, Pending, Tell, Waiting, decide
+from sweeps.decide.waiting import Waiting
 from sweeps.load import Loaded
 from sweeps.outcomes import Outcome, State
+from sweeps.places import ClusterView
 from sweeps.record import RunDirectory
 from sweeps.services import NoServices, Services
 
+BY_COMMAND = "stopped by `rlhf-sweep stop`"
+# Of the journal of the study as well, which the run directory does not write itself.
+DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
 # Keys of Tune's result that belong to the protocol between trial and driver, not to the metrics.
 PROTOCOL = (
     "outcome",
@@ -33,8 +40,17 @@ PROTOCOL = (
     "durations",
     "iteration",
     "events",
-    "repeated",
+    "full",
+    "again",
 )
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What a user asked of a trial that runs: ``stop`` or ``pause``, by the command of this id."""
+
+    action: str
+    command: str
 
 
 @dataclass
@@ -54,6 +70,11 @@ class TrialRecord:
     times: dict[str, float] = field(default_factory=dict)
     durations: dict[str, float] = field(default_factory=dict)
     services: dict[str, dict[str, Any]] = field(default_factory=dict)
+    # Seconds of each phase in former stays; the last iterations that were recorded and judged; what a user asked.
+    spent: dict[str, float] = field(default_factory=dict)
+    reported: int = -1
+    judged: int = -1
+    wish: Wish | None = None
 
     @property
     def began(self) -> float | None:
@@ -62,30 +83,25 @@ class TrialRecord:
 
     @property
     def ended(self) -> bool:
-        return self.state in (State.ENDED, State.INTERRUPTED)
-
-
-@dataclass(frozen=True)
-class ClusterView:
-    """The cluster at a moment.
-
-    Attributes:
-        live: What the live nodes offer in total.
-        free: What they have free.
-        possible: The live nodes, and those that an autoscaler was declared to add.
-        asked: The bundles of each placement group that has no place yet, as Ray counts them.
-    """
-
-    live: list[Node]
-    free: list[Node]
-    possible: list[Node]
-    asked: list[list[dict[str, float]]]
+        """Whether nothing of it runs or waits for a place; a paused one goes on later."""
+        return self.state in (State.ENDED, State.INTERRUPTED, State.PAUSED)
 
     @property
-    def used(self) -> dict[str, float]:
-        """What is in use, ``{unit in words: amount}``."""
-        has, free = (total([n.amounts() for n in nodes]) for nodes in (self.live, self.free))
-        return {name: amount - free.get(name, 0.0) for name, amount in has.items()}
+    def phases(self) -> dict[str, float]:
+        """Seconds of each phase, those of former stays included."""
+        times, steps = self.times, ("queued", "placed", "started", "ended")
+        names = dict(zip(steps[1:], ("queue", "start", "run"), strict=True))
+        spans = {
+            names[later]: times[later] - times[earlier]
+            for earlier, later in itertools.pairwise(steps)
+            if earlier in times and later in times
+        }
+        own = {**spans, **self.durations}
+        return {name: self.spent.get(name, 0.0) + own.get(name, 0.0) for name in self.spent | own}
+
+    def requeue(self, now: float) -> None:
+        """Another stay begins; what the last one took is kept."""
+        self.spent, self.durations, self.times = self.phases, {}, {"queued": now}
 
 
 class SweepDriver:
@@ -113,8 +129,12 @@ class SweepDriver:
         self.max_concurrent = max_concurrent
         self.services = services or NoServices()
         self.records: dict[str, TrialRecord] = {}
+        self.again: list[str] = []
+        self.called_back = False
+        self.inbox = Inbox(directory.path)
         self.interrupted = False
         self.cluster_lost = False
+        self.crash: Exception | None = None
         self.started = time.time()
         self.problems: list[str] = []
         self.given_up: str | None = None
@@ -125,13 +145,40 @@ class SweepDriver:
         self.waiting = Waiting()
         self.leftovers = Leftovers()
         self.first_placement: tuple[str, Mapping[str, Any]] | None = None
+        self._live: dict[str, TrialRecord] = {}
+        self._plans: dict[str, PlacementPlan] = {}
         self._lock = threading.RLock()
 
     # What to run
 
     @property
     def live(self) -> list[TrialRecord]:
-        return [record for record in self.records.values() if not record.ended]
+        return list(self._live.values())
+
+    @property
+    def at_rest(self) -> list[str]:
+        """Trials of which nothing runs or waits."""
+        return [trial for trial in self.records if trial not in self._live]
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a trial is to start."""
+        return not self.interrupted and (bool(self.again) or not self.exhausted)
+
+    def states(self) -> dict[str, tuple[State, Outcome | None]]:
+        """State and outcome of each trial."""
+        return {trial: (record.state, record.outcome) for trial, record in self.records.items()}
+
+    @property
+    def broken(self) -> OSError | None:
+        """Why nothing can be recorded any more, or None."""
+        return self.directory.broken
+
+    def broke(self, error: BaseException) -> bool:
+        """Whether an error says that nothing can be recorded any more; the sweep then ends in order."""
+        if isinstance(error, OSError) and error.errno in DISK_ERRORS:
+            self.directory.broken = self.directory.broken or error
+        return self.broken is not None
 
     @property
     def exhausted(self) -> bool:
@@ -143,22 +190,37 @@ class SweepDriver:
         return self.interrupted or done or self.given_up is not None
 
     def next_trial(self) -> TrialRecord | None:
-        """A trial to run now, or None: wait for a running one. Infeasible ones are recorded and passed over."""
+        """A trial to run now, or None: wait for a running one. Infeasible ones are recorded and passed over.
+
+        Those that began and have not ended come first; they go on from their own checkpoints.
+        """
         with self._lock:
-            while not self.exhausted and self._has_slot():
-                asked = self.study.ask()
-                if asked is None:
+            while self.has_work and self._has_slot():
+                record = self._queued_again() if self.again else self._asked()
+                if record is None:
                     return None
-                number, params = asked
-                params = self.loaded.program.absolute(params)
-                record = TrialRecord(f"t{len(self.records):04d}", number, params)
-                self.records[record.trial] = record
-                self._enter(record)
-                refusal = self._refusal(params) or self._serve(record)
+                refusal = self._refusal(record) or self._serve(record)
                 if refusal is None:
                     return record
                 self.end(record.trial, Outcome.INFEASIBLE, refusal)
             return None
+
+    def _asked(self) -> TrialRecord | None:
+        asked = self.study.ask()
+        if asked is None:
+            return None
+        number, params = asked
+        params = self.loaded.program.absolute(params)
+        record = TrialRecord(f"t{len(self.records):04d}", number, params)
+        self.records[record.trial] = record
+        self._enter(record)
+        return record
+
+    def _queued_again(self) -> TrialRecord:
+        record = self.records[self.again.pop(0)]
+        record.requeue(time.time())
+        self._change(record, State.QUEUED)
+        return record
 
     def _has_slot(self) -> bool:
         """Trials whose nodes are not there hold no slot, up to as many as may run."""
@@ -173,22 +235,27 @@ class SweepDriver:
             config = {}
         record.times["queued"] = time.time()
         self.directory.write_trial(record.trial, config, record.params)
-        self._line(record)
+        self._change(record, State.QUEUED)
 
-    def _refusal(self, params: Mapping[str, Any]) -> str | None:
-        found = self.loaded.program.check(self.loaded.base, params)
+    def plan(self, record: TrialRecord) -> PlacementPlan:
+        """Where the processes of a trial go; worked out once as long as it is not at rest."""
+        found = self._plans.get(record.trial)
+        if found is None:
+            found = self.loaded.program.placement(self.loaded.base, record.params)
+            self._plans[record.trial] = found
+        return found
+
+    def _refusal(self, record: TrialRecord) -> str | None:
+        found = self.loaded.program.check(self.loaded.base, record.params)
         if found:
             return found[0]
-        plan = self.loaded.program.placement(self.loaded.base, params)
-        return shortfall(plan, self.services.room(self.nodes))
+        return shortfall(self.plan(record), self.services.room(self.nodes))
 
     def _serve(self, record: TrialRecord) -> str | None:
         """Finds or starts the services of a trial, or says why it cannot have them."""
-        program, base = self.loaded.program, self.loaded.base
-        asked = program.services(base, record.params)
+        asked = self.loaded.program.services(self.loaded.base, record.params)
         try:
-            plan = program.placement(base, record.params)
-            record.services = self.services.seats(asked, plan)
+            record.services = self.services.seats(asked, self.plan(record))
         except ConfigError as error:
             return error.problems[0]
         return None
@@ -206,70 +273,15 @@ class SweepDriver:
             now: Seconds on a clock that only goes forward.
         """
         with self._lock:
-            actions = decide(self.waiting, Pending(frozenset(pending)), now)
-            settling = self.leftovers.settling(
-                [r.trial for r in self.records.values() if r.ended], now
-            )
-            due = self.leftovers.due(now)
-            view = look() if actions or due else None
-            if due and view is not None:
-                self._warn(self.leftovers.looked(view.used, self._held(settling, view), now))
-            ended = []
-            while actions:
-                action = actions.pop(0)
-                if isinstance(action, Look) and view is not None:
-                    actions += decide(self.waiting, self._looked(action.trial, view), now)
-                elif isinstance(action, Tell):
-                    self._tell(action)
-                elif isinstance(action, GiveUp):
-                    self.end(action.trial, Outcome.INFEASIBLE, action.reason)
-                    ended.append(action.trial)
-            return ended
+            return places.watch(self, pending, look, now)
 
     def free_again(self, view: ClusterView) -> bool:
         """Whether all resources are as free as before the sweep; all its trials have ended."""
-        return not beyond(view.used, self.leftovers.before or view.used, {})
+        return places.free_again(self, view)
 
     def left_over(self, view: ClusterView) -> None:
         """Records what is not free long after the last trial."""
-        last = max(self.records.values(), key=lambda record: record.times.get("ended", 0.0))
-        missing = beyond(view.used, self.leftovers.before or view.used, {})
-        self._warn((last.trial, in_words(missing)))
-
-    def _held(self, settling: Collection[str], view: ClusterView) -> dict[str, float]:
-        """What trials hold at most; one whose placement group waits holds nothing."""
-        asked, parts = list(view.asked), []
-        for record in self.records.values():
-            if record.ended and record.trial not in settling:
-                continue
-            plan = self.loaded.program.placement(self.loaded.base, record.params)
-            bundles = group_request(plan)["bundles"]
-            if record.state in (State.QUEUED, State.WAITING, State.RETRIED) and bundles in asked:
-                asked.remove(bundles)
-            else:
-                parts += [bundle.amounts() for bundle in plan.bundles]
-        return total(parts)
-
-    def _warn(self, found: tuple[str, str] | None) -> None:
-        if found is not None:
-            trial, warning = found
-            self._line(self.records[trial], warning=warning)
-
-    def _looked(self, trial: str, view: ClusterView) -> Looked:
-        plan = self.loaded.program.placement(self.loaded.base, self.records[trial].params)
-        if group_request(plan)["bundles"] not in view.asked:
-            return Looked(trial, None, "")
-        absent = find_shortfall(plan, self.services.room(view.live))
-        if absent is not None:
-            never = shortfall(plan, self.services.room(view.possible))
-            return Looked(trial, never, f"new nodes: {absent.what}", False)
-        busy = find_shortfall(plan, view.free)
-        return Looked(trial, None, f"room: {busy.what}" if busy else "room")
-
-    def _tell(self, action: Tell) -> None:
-        record = self.records[action.trial]
-        reason = f"has waited {action.seconds:.0f} s for {action.missing}"
-        self._change(record, State.WAITING, reason=reason)
+        places.left_over(self, view)
 
     # What happens to trials
 
@@ -286,6 +298,10 @@ class SweepDriver:
         record = self.records[trial]
         if record.ended:
             return
+        if result.get("full"):
+            # Not the trial's fault: it goes on from its checkpoint once there is room.
+            self.broke(OSError(errno.ENOSPC, f"{trial}: {result['full']}"))
+            return
         if record.state is not State.STARTED:
             record.times["started"] = time.time()
             self._change(record, State.STARTED)
@@ -294,15 +310,12 @@ class SweepDriver:
             self.first_placement = self.first_placement or (trial, result["placement"])
         for event in result.get("events", ()):
             self._line(record, event=event)
-        metrics = {} if _known(record, result) else numbers(result)
-        if metrics:
-            record.iteration = int(result.get("iteration", record.iteration))
-            self.directory.metrics(trial, record.iteration, metrics)
-            record.finals.update(metrics)
-            objective = metrics.get(self.loaded.config.search.objective)
-            if objective is not None:
-                record.value = objective
-                self.study.report(record.number, record.iteration, objective)
+        metrics, iteration = numbers(result), int(result.get("iteration", record.iteration))
+        # What was saved or kept before it was told comes again after a restart; it may not have been heard.
+        known = bool(result.get("again")) and iteration <= record.reported
+        if metrics and not known:
+            self.directory.metrics(trial, iteration, metrics)
+            self.absorb(record, iteration, metrics)
         if result.get("traceback"):
             self.directory.error(trial, str(result["traceback"]))
         if result.get("durations"):
@@ -311,12 +324,28 @@ class SweepDriver:
             record.outcome = Outcome(result["outcome"])
             record.reason = str(result.get("reason", ""))
 
+    def absorb(self, record: TrialRecord, iteration: int, metrics: Mapping[str, float]) -> None:
+        """Takes over what a trial reported."""
+        record.iteration, record.reported = iteration, max(iteration, record.reported)
+        record.finals.update(metrics)
+        objective = metrics.get(self.loaded.config.search.objective)
+        if objective is not None:
+            record.value = objective
+            self.study.report(record.number, iteration, objective)
+
     def decide(self, trial: str, result: Mapping[str, Any]) -> bool:
-        """Whether the trial goes on after this result."""
+        """Whether the trial goes on after this result.
+
+        Each iteration is judged once: of a trial that goes on from a checkpoint some come again.
+        """
         record, config = self.records[trial], self.loaded.config
-        if _known(record, result):
-            return True
         metrics, iteration = numbers(result), int(result.get("iteration", 0))
+        if record.wish is not None and record.wish.action == "stop":
+            record.outcome, record.reason = Outcome.STOPPED, BY_COMMAND
+            return False
+        if iteration <= record.judged:
+            return True
+        record.judged = iteration
         diverged = self._guards.decide(trial, metrics)
         if diverged is not None:
             record.outcome, record.reason = Outcome.DIVERGED, diverged
@@ -340,29 +369,70 @@ class SweepDriver:
         """The trial is over; ending it twice changes nothing."""
         with self._lock:
             record = self.records[trial]
-            if record.ended:
+            if record.state in (State.ENDED, State.INTERRUPTED):
+                return
+            if self.wants_pause(trial) and outcome is Outcome.COMPLETED and record.outcome is None:
+                self._pause(record)
                 return
             record.outcome = record.outcome or outcome or Outcome.LOST
             record.reason = record.reason or reason
             record.times["ended"] = time.time()
             self._change(record, State.ENDED)
             self.study.tell(record.number, record.outcome, record.value, record.finals)
-            failed = record.outcome is Outcome.FAILED
-            found = self._same.decide(record.number, failed, record.reason)
-            self.given_up = self.given_up or found
+            self.ended(record)
+
+    def ended(self, record: TrialRecord) -> None:
+        """What follows for the sweep from a trial that ended."""
+        if record.wish is not None:
+            answered, record.wish = record.wish, None
+            done = answered.action == "stop" and record.reason == BY_COMMAND
+            why = "" if done else f"{record.trial} ended before, as {record.outcome}"
+            self.answer(answered.command, why)
+        failed = record.outcome is Outcome.FAILED
+        found = self._same.decide(record.number, failed, record.reason)
+        self.given_up = self.given_up or found
+
+    def wants_pause(self, trial: str) -> bool:
+        """Whether the trial is to save a checkpoint and give its place back."""
+        wish = self.records[trial].wish
+        return wish is not None and wish.action == "pause"
+
+    def _pause(self, record: TrialRecord) -> None:
+        assert record.wish is not None
+        answered, record.wish = record.wish, None
+        record.times["ended"] = time.time()
+        self._change(record, State.PAUSED)
+        self.answer(answered.command)
+
+    def answer(self, command: str, refused: str = "") -> None:
+        """Records that a command was carried out, or why not."""
+        self.directory.event("command", id=command, done=not refused, reason=refused)
 
     def interrupt(self) -> None:
-        """The sweep was stopped: what still ran is recorded as interrupted."""
+        """The sweep was stopped: what still ran is recorded as interrupted, and stays open in the study."""
         self.interrupted = True
+        if self.broken is not None:
+            return
         for record in self.live:
             record.times["ended"] = time.time()
             self._change(record, State.INTERRUPTED)
-        self.study.close_open()
+        self.directory.event("interrupted")
 
     # The ledger
 
+    def note(self, record: TrialRecord, state: State | None = None, **extra: Any) -> None:
+        """Writes a line of a trial, in a new state where one is given."""
+        if state is None:
+            self._line(record, **extra)
+        else:
+            self._change(record, state, **extra)
+
     def _change(self, record: TrialRecord, state: State, **extra: Any) -> None:
         record.state = state
+        if record.ended:
+            self._live.pop(record.trial, None)
+        else:
+            self._live[record.trial] = record
         self._line(record, **extra)
 
     def _line(self, record: TrialRecord, **extra: Any) -> None:
@@ -377,25 +447,10 @@ class SweepDriver:
                 "fork_iteration": None,
                 "iteration": record.iteration,
                 "value": record.value,
-                "durations": self._durations(record),
+                "durations": record.phases,
                 **extra,
             }
         )
-
-    def _durations(self, record: TrialRecord) -> dict[str, float]:
-        times, steps = record.times, ("queued", "placed", "started", "ended")
-        names = dict(zip(steps[1:], ("queue", "start", "run"), strict=True))
-        spans = {
-            names[later]: times[later] - times[earlier]
-            for earlier, later in itertools.pairwise(steps)
-            if earlier in times and later in times
-        }
-        return {**spans, **record.durations}
-
-
-def _known(record: TrialRecord, result: Mapping[str, Any]) -> bool:
-    """Whether a checkpoint brought back an iteration that is recorded already."""
-    return bool(result.get("repeated")) and int(result["iteration"]) <= record.iteration
 
 
 def numbers(result: Mapping[str, Any]) -> dict[str, float]:

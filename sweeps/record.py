@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import json
 import math
 import platform
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from rlhf_core.errors import ConfigError
 from rlhf_core.store import LocalStore
 from search_spaces import codec
+from sweeps.claim import LOCK
 from sweeps.load import Loaded
 
 SCHEMA_VERSION = 1
@@ -55,11 +57,11 @@ def check_target(directory: Path) -> None:
     """
     if (directory / "sweep.json").exists():
         raise ConfigError(
-            f"--out: {directory} already holds a sweep; name another folder, or remove this one"
+            f"--out: {directory} already holds a sweep; name another folder, or add --resume to go on with it"
         )
     if directory.exists() and not directory.is_dir():
         raise ConfigError(f"--out: {directory} is a file; name a folder")
-    if directory.is_dir() and any(directory.iterdir()):
+    if directory.is_dir() and any(not _is_early(path) for path in directory.iterdir()):
         raise ConfigError(
             f"--out: {directory} is not empty and holds no sweep; name another folder"
         )
@@ -78,6 +80,11 @@ def check_target(directory: Path) -> None:
         ) from None
 
 
+def _is_early(path: Path) -> bool:
+    """Whether a driver that was killed before it wrote ``sweep.json`` may have left this file."""
+    return path.is_file() and (path.name in (LOCK, "space.json") or path.name.startswith("."))
+
+
 def storage_root(directory: Path, configured: str | None) -> str:
     """URI below which each trial has its store."""
     if configured is None:
@@ -86,14 +93,34 @@ def storage_root(directory: Path, configured: str | None) -> str:
 
 
 class RunDirectory:
-    """The files of one sweep."""
+    """The files of one sweep.
+
+    Once a file cannot be written, nothing is: what is there stays a beginning of what happened.
+
+    Attributes:
+        broken: Why nothing can be written any more, or None.
+    """
 
     def __init__(self, directory: Path) -> None:
         self.path = directory
         self.store = LocalStore(directory)
+        self.broken: OSError | None = None
+        self._known_as: dict[str, str] = {}
+        self._document: dict[str, Any] = {}
 
-    def write_sweep(self, loaded: Loaded, nodes: list[dict[str, Any]]) -> None:
-        """``sweep.json`` and ``space.json``."""
+    def write_sweep(
+        self,
+        loaded: Loaded,
+        nodes: list[dict[str, Any]],
+        before: Mapping[str, Any] | None = None,
+    ) -> None:
+        """``sweep.json`` and ``space.json``.
+
+        Args:
+            loaded: The sweep.
+            nodes: What its cluster has now.
+            before: ``sweep.json`` of the sweep that goes on; it keeps how it began, and its nodes.
+        """
         config = loaded.config
         document = {
             "schema_version": SCHEMA_VERSION,
@@ -105,15 +132,19 @@ class RunDirectory:
             "rehearsed": config.cluster.rehearse is not None,
             "objective": {"metric": config.search.objective, "direction": config.search.direction},
             "constraints": list(config.search.constraints),
-            "trials": config.search.trials,
-            "config": {
-                **config.model_dump(mode="json", exclude={"base", "space"}),
-                "base": dict(loaded.base),
-                "space": codec.to_dict(loaded.space),
-            },
+            **settings(loaded),
         }
+        if before is not None:
+            document |= {key: before[key] for key in _FIRST if key in before}
+            document["cluster"] = {"nodes": self._joined(before, nodes)}
         self._put("space.json", codec.to_dict(loaded.space))
         self._put("sweep.json", document)
+        self._document = document
+
+    def rewrite_sweep(self, loaded: Loaded) -> None:
+        """``sweep.json`` after its settings changed while it ran."""
+        self._document |= settings(loaded)
+        self._put("sweep.json", self._document)
 
     def write_trial(self, trial: str, config: Mapping[str, Any], params: Mapping[str, Any]) -> None:
         """``config.json`` and ``params.json`` of a trial."""
@@ -121,29 +152,103 @@ class RunDirectory:
         self._put(f"trials/{trial}/params.json", params)
 
     def write_placement(self, trial: str, placement: Mapping[str, Any]) -> None:
-        self._put(f"trials/{trial}/placement.json", placement)
+        self._put(f"trials/{trial}/placement.json", self._placed(placement))
 
     def write_service(self, name: str, record: Mapping[str, Any]) -> None:
         """``placement.json`` of a service that trials share."""
-        self._put(f"services/{name}/placement.json", record)
+        self._put(f"services/{name}/placement.json", self._placed(record))
 
     def service_event(self, line: Mapping[str, Any]) -> None:
         """Appends to ``services.jsonl``."""
-        self.store.append("services.jsonl", strict_json({"time": time.time(), **line}))
+        self._append("services.jsonl", {"time": time.time(), **line})
+
+    def event(self, event: str, **more: Any) -> None:
+        """Appends to ``events.jsonl``: what happened to the sweep as a whole."""
+        self._append("events.jsonl", {"time": time.time(), "event": event, **more})
 
     def ledger(self, line: Mapping[str, Any]) -> None:
         """Appends to ``trials.jsonl``."""
-        self.store.append("trials.jsonl", strict_json({"time": time.time(), **line}))
+        self._append("trials.jsonl", {"time": time.time(), **line})
 
     def metrics(self, trial: str, iteration: int, values: Mapping[str, float]) -> None:
         """Appends to the trial's ``metrics.jsonl``."""
         line = {"iteration": iteration, "timestamp": time.time(), **values}
-        self.store.append(f"trials/{trial}/metrics.jsonl", strict_json(line))
+        self._append(f"trials/{trial}/metrics.jsonl", line)
 
     def error(self, trial: str, traceback: str) -> None:
         """``error.txt`` of a trial: the whole traceback of what the ledger names in a line."""
-        self.store.put(f"trials/{trial}/error.txt", traceback.encode())
+        with self._writing():
+            self.store.put(f"trials/{trial}/error.txt", traceback.encode())
 
     def _put(self, key: str, value: Any) -> None:
         text = json.dumps(_finite(value), indent=1, ensure_ascii=False, allow_nan=False)
-        self.store.put(key, text.encode())
+        with self._writing():
+            self.store.put(key, text.encode())
+
+    def _append(self, key: str, line: Mapping[str, Any]) -> None:
+        with self._writing():
+            self.store.append(key, strict_json(line))
+
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[None]:
+        if self.broken is not None:
+            raise self.broken
+        try:
+            yield
+        except OSError as error:
+            self.broken = error
+            raise
+
+    def _joined(
+        self, before: Mapping[str, Any], nodes: list[dict[str, Any]]
+    ) -> list[dict[str, Any]]:
+        """The nodes from before and those that are new; one that came back keeps the id it was known by."""
+        known = list((before.get("cluster") or {}).get("nodes") or [])
+        free = list(known)
+        for node in nodes:
+            same = next((old for old in free if _looks(old) == _looks(node)), None)
+            if same is None:
+                known.append(node)
+            else:
+                free.remove(same)
+                self._known_as[str(node.get("id"))] = str(same.get("id"))
+        return known
+
+    def _placed(self, placement: Mapping[str, Any]) -> dict[str, Any]:
+        """A placement whose nodes have the ids of ``sweep.json``."""
+        if not self._known_as:
+            return dict(placement)
+        bundles = [
+            {**bundle, "node": self._known_as.get(str(bundle.get("node")), bundle.get("node"))}
+            for bundle in placement.get("bundles", ())
+        ]
+        return {**placement, "bundles": bundles}
+
+
+def settings(loaded: Loaded) -> dict[str, Any]:
+    """``trials`` and ``config`` of ``sweep.json``."""
+    config, checkpoints = loaded.config, loaded.config.storage.checkpoints
+    if checkpoints is not None and "://" not in checkpoints:
+        # The sweep may go on from another working directory.
+        storage = config.storage.model_copy(
+            update={"checkpoints": str(Path(checkpoints).absolute())}
+        )
+        config = config.model_copy(update={"storage": storage})
+    return {
+        "trials": config.search.trials,
+        "config": {
+            **config.model_dump(mode="json", exclude={"base", "space"}),
+            "base": dict(loaded.base),
+            "space": codec.to_dict(loaded.space),
+        },
+    }
+
+
+# What of ``sweep.json`` tells how a sweep began.
+_FIRST = ("created", "command", "versions")
+
+
+def _looks(node: Mapping[str, Any]) -> tuple[Any, ...]:
+    """What tells a node from another one; Ray gives it a new id whenever it starts."""
+    name = str(node.get("name")).removesuffix(":" + str(node.get("id"))[:6])
+    return name, *(node.get(key) for key in ("cpus", "gpus", "labels", "custom"))

@@ -3,21 +3,35 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
-from dataclasses import asdict, replace
+import os
+import platform
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
-from rlhf_core.errors import ClusterError, PlacementError
+from rlhf_core.errors import ClusterError, PlacementError, StorageError
 from rlhf_core.runtime.placement import Node, group_request, with_node_types
+from sweeps.claim import claimed
+from sweeps.control import Inbox
 from sweeps.driver import SweepDriver
+from sweeps.history import (
+    History,
+    check_changes,
+    check_same,
+    mend,
+    read_config,
+    read_history,
+)
 from sweeps.live import LiveView
 from sweeps.load import Loaded, load_sweep
+from sweeps.outcomes import State
 from sweeps.plan import SweepPlan, plan_sweep, spill_note, unfit
-from sweeps.record import RunDirectory, check_target, storage_root
+from sweeps.record import RunDirectory, check_target, settings, storage_root, versions
+from sweeps.restore import restore
 from sweeps.results import Results, write_results
 from sweeps.services import asked_at_corners
 from sweeps.signals import sigterm_interrupts
@@ -54,6 +68,22 @@ class Sweep:
             ConfigError: With every problem found.
         """
         return cls(load_sweep(str(source), overrides))
+
+    @classmethod
+    def from_directory(
+        cls, directory: str | Path, overrides: Mapping[str, Any] | None = None
+    ) -> Sweep:
+        """The sweep that a run directory holds, to go on with: ``.run(directory, resume=True)``.
+
+        Args:
+            directory: What ``run`` was given.
+            overrides: More trials, another budget or cluster; nothing that trials share.
+
+        Raises:
+            ConfigError: There is none, a newer version wrote it, or what is overridden must stay.
+        """
+        check_changes(overrides or {})
+        return cls(load_sweep(read_config(Path(directory).expanduser())["config"], overrides))
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Sweep:
@@ -94,47 +124,77 @@ class Sweep:
         check_target(directory)
         check_storage(directory, config.name, config.storage.study)
 
-    def run(self, out: str | Path, console: Console | None = None) -> Results:
+    def run(
+        self, out: str | Path, console: Console | None = None, *, resume: bool = False
+    ) -> Results:
         """Runs the sweep to its end.
 
         Args:
-            out: The run directory; must not hold anything yet.
+            out: The run directory; must not hold anything yet, unless ``resume``.
             console: Where progress goes.
+            resume: Goes on with the sweep in ``out``, whatever ended its driver; begins it where there is none.
 
         Raises:
-            ConfigError: Before Ray starts: the folder is in use, or no node can hold a trial.
-            ClusterError: Ray does not start.
+            ConfigError: Before Ray starts: the folder is in use or holds another sweep, or no node can hold a
+                trial.
+            ClusterError: Ray does not start, or is lost.
+            StorageError: The run directory can no longer be written.
             Interrupted: After Ctrl-C or SIGTERM, once everything is stopped and recorded.
         """
-        from sweeps.tuning import cluster
-
         console = console or Console(stderr=True)
-        config, directory = self.loaded.config, Path(out).expanduser().absolute()
-        self.check(directory)
-        self._prepare(console)
+        directory = Path(out).expanduser().absolute()
         with contextlib.ExitStack() as stack:
             stack.enter_context(sigterm_interrupts())
+            before = None
+            if resume and (directory / "sweep.json").exists():
+                stack.enter_context(claimed(directory))
+                before = self._before(directory, console)
+            else:
+                self.check(directory)
+            if before is None or not before.is_done(self.loaded, directory):
+                self._prepare(console)
+                notes = self._run(directory, before, console, stack)
+            else:
+                notes = (
+                    f"nothing was left to run: all {len(before.history.trials)} trials have ended",
+                )
+            results = write_results(self.loaded, directory, console)
+        return replace(results, notes=(*notes, *results.notes))
+
+    def _before(self, directory: Path, console: Console) -> Before:
+        """What is in a directory that this sweep goes on with, mended."""
+        document = read_config(directory)
+        check_same(settings(self.loaded)["config"], document, directory)
+        print_notes(console, mend(directory))
+        return Before(document, read_history(directory))
+
+    def _run(
+        self, directory: Path, before: Before | None, console: Console, stack: contextlib.ExitStack
+    ) -> tuple[str, ...]:
+        """Starts Ray and runs the trials; returns what is to be told at the end."""
+        from sweeps.tuning import cluster
+
+        with contextlib.ExitStack() as connected:
             with console.status("starting Ray"):
-                nodes = stack.enter_context(cluster.running(config.cluster, self._store_gb()))
+                nodes = connected.enter_context(
+                    cluster.running(self.loaded.config.cluster, self._store_gb())
+                )
             # Ray took the signal for itself when it started.
-            stack.enter_context(sigterm_interrupts())
-            driver = self._drive(directory, nodes, console)
+            connected.enter_context(sigterm_interrupts())
+            if before is None:
+                directory.mkdir(parents=True, exist_ok=True)
+                stack.enter_context(claimed(directory))
+                check_target(directory)
+            driver = self._drive(directory, before, nodes, console)
+        self.loaded = driver.loaded
         for problem in driver.problems:
             console.print(f"[red]a plug-in failed and was passed over:[/red] {problem}")
-        if driver.cluster_lost:
-            raise ClusterError(
-                f"cluster: all nodes are gone; {directory} holds everything up to then"
-            )
-        if driver.interrupted:
-            raise Interrupted(str(directory))
-        with sigterm_interrupts():
-            results = write_results(self.loaded, directory, console)
-        if driver.given_up is None:
-            return results
-        note = f"no further trial was started: {driver.given_up}"
-        return replace(results, notes=(note, *results.notes))
+        _raise_what_ended(driver)
+        return tuple(_left_open(driver))
 
-    def _drive(self, directory: Path, nodes: list[Node], console: Console) -> SweepDriver:
+    def _drive(
+        self, directory: Path, before: Before | None, nodes: list[Node], console: Console
+    ) -> SweepDriver:
         """Runs the trials on the connected cluster."""
         from sweeps.tuning import cluster, runner
         from sweeps.tuning.services import serving
@@ -145,7 +205,10 @@ class Sweep:
         _refuse(plan)
         print_notes(console, filter(None, [spill_note(plan)]))
         record = RunDirectory(directory)
-        record.write_sweep(self.loaded, [asdict(node) for node in nodes])
+        record.write_sweep(
+            self.loaded, [asdict(node) for node in nodes], before.document if before else None
+        )
+        record.event("began", host=platform.node(), pid=os.getpid(), versions=versions())
         study = Study(
             directory,
             config.name,
@@ -166,6 +229,8 @@ class Sweep:
             driver = SweepDriver(
                 self.loaded, record, study, list(plan.nodes), plan.max_concurrent, services
             )
+            if before is not None:
+                restore(driver, before.history)
             runner.run(driver, checkpoints, view)
             view.refresh(driver, now_or_never=True)
         return driver
@@ -181,6 +246,60 @@ class Sweep:
         """Builds what trials read before anything is scheduled."""
         with stages(console, "preparing the task, once") as note:
             self.loaded.program.prepare(self.loaded.base, note)
+
+
+@dataclass(frozen=True)
+class Before:
+    """A sweep that ran before.
+
+    Attributes:
+        document: Its ``sweep.json``.
+        history: What its files tell.
+    """
+
+    document: Mapping[str, Any]
+    history: History
+
+    def is_done(self, loaded: Loaded, directory: Path) -> bool:
+        """Whether no trial is to run any more."""
+        asked = [c.action for c in Inbox(directory, self.history.answered).read()]
+        begun = len(self.history.trials)
+        open_ = [p for p in self.history.unfinished if p.state is not State.PAUSED]
+        return not asked and not open_ and begun >= loaded.config.search.trials
+
+
+def _raise_what_ended(driver: SweepDriver) -> None:
+    """Nothing, where the sweep came to its own end."""
+    directory = driver.directory.path
+    remedy = f"`rlhf-sweep resume {directory}` goes on from there"
+    if driver.broken is not None:
+        raise StorageError(
+            f"{directory}: nothing can be written any more ({driver.broken}); make room, then {remedy}"
+        )
+    if driver.cluster_lost:
+        raise ClusterError(
+            f"cluster: all nodes are gone; {directory} holds everything up to then, and {remedy}"
+        )
+    if driver.crash is not None:
+        lines = str(driver.crash).strip().splitlines() or [""]
+        raise ClusterError(
+            f"Ray Tune ended the sweep: {type(driver.crash).__name__}: {lines[-1]}; {remedy}"
+        ) from driver.crash
+    if driver.interrupted:
+        raise Interrupted(str(directory))
+
+
+def _left_open(driver: SweepDriver) -> Iterator[str]:
+    """Why trials of a sweep that is over have not run to their end."""
+    if driver.given_up is not None:
+        yield f"no further trial was started: {driver.given_up}"
+    paused = [r.trial for r in driver.records.values() if r.state is State.PAUSED]
+    if paused:
+        directory = driver.directory.path
+        yield (
+            f"paused: {', '.join(paused)}; `rlhf-sweep resume-trial {directory} {paused[0]}`, then "
+            f"`rlhf-sweep resume {directory}` goes on with it"
+        )
 
 
 def _refuse(plan: SweepPlan) -> None:

@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rlhf_core.errors import ConfigError
 from sweeps.commands.files import path_argument
 from sweeps.commands.overrides import add_set_option, parse_overrides
 from sweeps.load import preset_names
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from sweeps.results import Results
+    from sweeps.sweep import Sweep
 
 INTERRUPTED = 130
 
@@ -30,19 +32,34 @@ def register(subparsers: Any) -> None:
     parser.add_argument(
         "--out", type=path_argument, help="run directory (default: runs/NAME-DATE-TIME)"
     )
+    parser.add_argument(
+        "--resume",
+        action="store_true",
+        help="go on with the sweep that --out holds, or begin it there; for what starts a sweep again and again",
+    )
     add_set_option(parser, "search.trials=4")
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     # Imported here, with Ray and all: the other commands and --help answer at once.
-    from sweeps.sweep import Interrupted, Sweep
+    from sweeps.sweep import Sweep
 
-    console = make_console()
+    if args.resume and args.out is None:
+        raise ConfigError("--resume goes on in the folder that --out names; add --out DIR")
     sweep = Sweep.from_yaml(args.sweep, parse_overrides(args.overrides))
-    config = sweep.loaded.config
-    out = args.out or Path("runs") / f"{config.name}-{time.strftime('%Y%m%d-%H%M%S')}"
-    sweep.check(out)
+    name = sweep.loaded.config.name
+    out = args.out or Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    if not args.resume:
+        sweep.check(out)
+    return launch(sweep, out, resume=args.resume)
+
+
+def launch(sweep: Sweep, out: Path, *, resume: bool) -> int:
+    """Runs a sweep on the terminal; returns the exit code."""
+    from sweeps.sweep import Interrupted
+
+    console, config = make_console(), sweep.loaded.config
     if config.cluster.rehearse is not None:
         shape = config.cluster.rehearse
         console.print(
@@ -52,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
         )
     print_notes(console, sweep.notes())
     try:
-        results = sweep.run(out, console)
+        results = sweep.run(out, console, resume=resume)
     except Interrupted:
         _print_interruption(console, out)
         return INTERRUPTED
@@ -65,7 +82,7 @@ def _print_interruption(console: Console, out: Path) -> None:
         return
     console.print(
         f"\nInterrupted. {out} holds everything up to now: `rlhf-sweep status {out}` and "
-        f"`rlhf-sweep best {out}` read it. A sweep is not resumed; run it again into another folder.",
+        f"`rlhf-sweep best {out}` read it, `rlhf-sweep resume {out}` goes on with it.",
         soft_wrap=True,
     )
 

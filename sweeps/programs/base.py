@@ -48,6 +48,7 @@ class RunningTrial(Protocol):
     What is saved before it is yielded is yielded again after a restart, as ``repeated``: the process may have died
     in between.
     It may also have ``events() -> list[str]``: what happened to its processes since last asked, for the ledger;
+    ``save()``: writes a checkpoint of the iteration yielded last into its store, for a trial that is to pause;
     and ``restart(TrialContext) -> bool``: begins another trial of the same program in its processes, or False once
     it has ended them.
     """

@@ -232,6 +232,15 @@ class RunningPPO:
         told, self._events = [*self._events, *getattr(self.runtime, "events", list)()], []
         return told
 
+    def save(self) -> None:
+        from rlhf_core import checkpoint
+
+        store, trial = self.trial.store, self.trial
+        if store is None or checkpoint.pointed(store, "latest") == trial.iteration:
+            return
+        trial.save()
+        checkpoint.prune(store, trial.config.checkpoint.keep)
+
     def save_model(self, folder: Path) -> None:
         """Writes the policy with its tokenizer as an ordinary Hugging Face folder.
 

@@ -22,7 +22,7 @@ from ray.util.placement_group import placement_group_table
 from rlhf_core.errors import ClusterError, ConfigError, RlhfError
 from rlhf_core.runtime.placement import GB, Node, NodeType, with_node_types
 from sweeps.config import ClusterConfig, RehearseConfig
-from sweeps.driver import ClusterView
+from sweeps.places import ClusterView
 
 # What a Ray of its own gets at least for its object store.
 STORE_GB = 0.3

@@ -20,6 +20,7 @@ from ray.tune.search import Searcher
 from rlhf_core.runtime.ray_teardown import LOST
 from sweeps.driver import SweepDriver
 from sweeps.outcomes import Outcome
+from sweeps.steering import steer
 from sweeps.tuning import cluster
 
 logger = logging.getLogger(__name__)
@@ -31,14 +32,21 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def never_raise(default: Any = None) -> Callable[[F], F]:
-    """An exception in a plug-in would end the sweep: it is logged and noted, and ``default`` is returned."""
+    """An exception in a plug-in would end the sweep: it is logged and noted, and ``default`` is returned.
+
+    Once nothing can be recorded any more the plug-ins do nothing, until the sweep ends after Tune's step.
+    """
 
     def wrap(function: F) -> F:
         @functools.wraps(function)
         def guarded(self: Any, *args: Any, **kwargs: Any) -> Any:
+            if self.driver.broken is not None:
+                return default
             try:
                 return function(self, *args, **kwargs)
             except Exception as error:
+                if self.driver.broke(error):
+                    return default
                 logger.exception("%s failed", function.__qualname__)
                 self.driver.problems.append(f"{function.__qualname__}: {error!r}")
                 return default
@@ -69,8 +77,9 @@ class SweepSearcher(_Plugin, Searcher):
         if record is not None:
             own = {"trial": record.trial, "services": record.services}
             return {**self._fixed, **own, **record.params}
-        # With nothing running, None would freeze the controller for minutes.
-        return None if self.driver.live and not self.driver.exhausted else Searcher.FINISHED
+        # With nothing running, None would freeze the controller for minutes. As long as something runs, a
+        # user may still add to the sweep.
+        return None if self.driver.live else Searcher.FINISHED
 
     def on_trial_complete(self, trial_id: str, result: Any = None, error: bool = False) -> None:
         """Told through the callback, which sees every end."""
@@ -95,8 +104,11 @@ class SweepScheduler(_Plugin, FIFOScheduler):
 
     @never_raise(default=TrialScheduler.CONTINUE)
     def on_trial_result(self, tune_controller: Any, trial: Trial, result: dict[str, Any]) -> str:
-        go_on = self.driver.decide(name_of(trial), result)
-        return TrialScheduler.CONTINUE if go_on else TrialScheduler.STOP
+        if not self.driver.decide(name_of(trial), result):
+            return TrialScheduler.STOP
+        # Tune has it saved before it gives its place back; ``_watch`` then takes it out of Tune.
+        paused = self.driver.wants_pause(name_of(trial))
+        return TrialScheduler.PAUSE if paused else TrialScheduler.CONTINUE
 
     def choose_trial_to_run(self, tune_controller: Any) -> Trial | None:
         """Called at every step of the controller, the only place from which a waiting trial can be ended."""
@@ -105,7 +117,8 @@ class SweepScheduler(_Plugin, FIFOScheduler):
             self._watched = now
             self._watch(tune_controller, now)
         chosen: Trial | None = super().choose_trial_to_run(tune_controller)
-        return chosen
+        leaves = chosen is not None and self.driver.wants_pause(name_of(chosen))
+        return None if leaves else chosen
 
     @never_raise()
     def on_trial_complete(self, tune_controller: Any, trial: Trial, result: dict[str, Any]) -> None:
@@ -118,8 +131,12 @@ class SweepScheduler(_Plugin, FIFOScheduler):
         live = tune_controller.get_live_trials()
         pending = {name_of(trial): trial for trial in live if trial.status == Trial.PENDING}
         types = cluster.node_types(self.driver.loaded.config.cluster)
-        for name in self.driver.watch(pending.keys(), lambda: cluster.view(types), now):
+        ended = self.driver.watch(pending.keys(), lambda: cluster.view(types), now)
+        for name in [*ended, *steer(self.driver, pending.keys() - {*ended})]:
             tune_controller.stop_trial(pending[name])
+        for trial in live:
+            if trial.status == Trial.PAUSED and self.driver.wants_pause(name_of(trial)):
+                tune_controller.stop_trial(trial)
 
 
 def _start_next_cold(tune_controller: Any, trial: Trial) -> None:
@@ -131,6 +148,10 @@ def _start_next_cold(tune_controller: Any, trial: Trial) -> None:
 
 class ClusterLost(BaseException):
     """The cluster has no live node any more: Tune would wait for ever."""
+
+
+class NothingRecorded(BaseException):
+    """Nothing can be written any more: what trials do from now on would be lost."""
 
 
 class SweepCallback(_Plugin, tune.Callback):
@@ -145,8 +166,13 @@ class SweepCallback(_Plugin, tune.Callback):
     def __getstate__(self) -> dict[str, Any]:
         return {"key": self.key, "_view": None, "_looked": 0.0, "_missing": 0}
 
-    @never_raise()
     def on_step_end(self, iteration: int, trials: list[Trial], **info: Any) -> None:
+        if self.driver.broken is not None:
+            raise NothingRecorded
+        self._look()
+
+    @never_raise()
+    def _look(self) -> None:
         if self._view is not None:
             self._view.refresh(self.driver)
         if time.monotonic() - self._looked > LOOK_EVERY_S:

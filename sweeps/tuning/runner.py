@@ -6,7 +6,7 @@ import logging
 import os
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ray import tune
@@ -15,10 +15,19 @@ from ray.tune import CheckpointConfig, FailureConfig, RunConfig, TuneConfig
 from rlhf_core.runtime.placement import NodeType
 from sweeps.driver import SweepDriver
 from sweeps.signals import handlers_kept
+from sweeps.steering import steer
 from sweeps.tuning import cluster
-from sweeps.tuning.plugins import DRIVERS, ClusterLost, SweepCallback, SweepScheduler, SweepSearcher
+from sweeps.tuning.plugins import (
+    DRIVERS,
+    ClusterLost,
+    NothingRecorded,
+    SweepCallback,
+    SweepScheduler,
+    SweepSearcher,
+)
 from sweeps.tuning.trainable import ProgramTrainable
 
+logger = logging.getLogger(__name__)
 # Ray counts what the last trial had as free a moment after its end.
 FREE_TIMEOUT_S = 5.0
 
@@ -26,8 +35,8 @@ FREE_TIMEOUT_S = 5.0
 def run(driver: SweepDriver, checkpoints: str, view: Any = None) -> None:
     """Runs all trials of the driver on the connected cluster.
 
-    Returns when the sweep is over or was interrupted (``driver.interrupted``). Every trial has then ended, or is
-    recorded as interrupted.
+    Returns when the sweep is over or was interrupted (``driver.interrupted``), or Tune itself failed
+    (``driver.crash``). Every trial has then ended, or is recorded as interrupted or paused.
     """
     key = str(driver.directory.path)
     DRIVERS[key] = driver
@@ -37,15 +46,38 @@ def run(driver: SweepDriver, checkpoints: str, view: Any = None) -> None:
     driver.leftovers.before = cluster.view(types).used
     warm = loaded.config.cluster.warm and loaded.program.warm
     fixed = {"program": loaded.config.program, "checkpoints": checkpoints, "warm": warm}
-    searcher = SweepSearcher(key, {"base": dict(loaded.base), **fixed})
-    with tempfile.TemporaryDirectory(prefix="rlhf-sweep-") as scratch, handlers_kept():
-        tuner = tune.Tuner(
+    fixed |= {"base": dict(loaded.base)}
+    with handlers_kept():
+        try:
+            steer(driver)
+            driver.called_back = True
+            # A command may come when Tune has been told that there is nothing more.
+            while driver.called_back and driver.has_work:
+                driver.called_back = False
+                _fit(driver, key, fixed, view)
+            _wait_free(driver, types)
+        except (KeyboardInterrupt, ClusterLost, NothingRecorded):
+            driver.interrupted = True
+        except Exception as error:
+            # Whatever it was, the sweep ends in order; Tune's own files may have met a full disk first.
+            if not driver.broke(error):
+                logger.exception("Ray Tune ended the sweep")
+            driver.crash = error
+        finally:
+            del DRIVERS[key]
+            _settle(driver)
+
+
+def _fit(driver: SweepDriver, key: str, fixed: Mapping[str, Any], view: Any) -> None:
+    with tempfile.TemporaryDirectory(prefix="rlhf-sweep-") as scratch:
+        tune.Tuner(
             ProgramTrainable,
             tune_config=TuneConfig(
-                search_alg=searcher,
+                search_alg=SweepSearcher(key, fixed),
                 scheduler=SweepScheduler(key),
-                num_samples=loaded.config.search.trials,
-                reuse_actors=warm,
+                # The searcher says when it is over: users may add trials, and some run in several stays.
+                num_samples=-1,
+                reuse_actors=fixed["warm"],
                 trial_name_creator=_name,
                 trial_dirname_creator=_name,
             ),
@@ -53,19 +85,11 @@ def run(driver: SweepDriver, checkpoints: str, view: Any = None) -> None:
                 name="tune",
                 storage_path=scratch,
                 callbacks=[SweepCallback(key, view)],
-                failure_config=FailureConfig(max_failures=loaded.config.budget.retries),
+                failure_config=FailureConfig(max_failures=driver.loaded.config.budget.retries),
                 checkpoint_config=CheckpointConfig(checkpoint_at_end=False),
                 verbose=0,
             ),
-        )
-        try:
-            tuner.fit()
-            _wait_free(driver, types)
-        except (KeyboardInterrupt, ClusterLost):
-            driver.interrupted = True
-        finally:
-            del DRIVERS[key]
-            _settle(driver)
+        ).fit()
 
 
 def _wait_free(driver: SweepDriver, types: Sequence[NodeType]) -> None:
@@ -81,12 +105,13 @@ def _wait_free(driver: SweepDriver, types: Sequence[NodeType]) -> None:
 def _settle(driver: SweepDriver) -> None:
     """Tune tells nobody about trials that it ends by itself (interruption, its own death)."""
     try:
-        if driver.live or not driver.exhausted:
+        if driver.live or driver.again or not driver.exhausted:
             driver.interrupt()
+        elif driver.broken is None:
+            driver.directory.event("ended")
     except OSError as error:
         # A full disk must not hide how the sweep ended.
-        driver.interrupted = True
-        driver.problems.append(f"the last lines of the ledger could not be written: {error}")
+        driver.broke(error)
 
 
 def _name(trial: Any) -> str:

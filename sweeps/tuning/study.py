@@ -23,6 +23,8 @@ from sweeps.tuning.storage import open_study
 MAX_REJECTIONS = 100
 # A curve is kept beside the trial in this many points at most: the storages bound an attribute's size.
 CURVE_POINTS = 64
+# Attribute of a trial that repeats another: that one's number.
+_AGAIN = "again"
 
 Check = Callable[[dict[str, Any]], Sequence[str]]
 
@@ -68,9 +70,12 @@ class Study:
         )
         self._open: dict[int, optuna.Trial] = {}
         self._curves: defaultdict[int, dict[int, float]] = defaultdict(dict)
-        self._orphans = self.open_numbers()
+        # One that repeats another is the driver's own, which knows it or asks for it again.
+        self._orphans = [
+            t.number for t in self._trials(TrialState.RUNNING) if _AGAIN not in t.user_attrs
+        ]
         self.rejected = sum(t.user_attrs.get("outcome") == "rejected" for t in self._trials())
-        self._enqueue(search.points)
+        self.add_points(search.points, "search.points")
 
     # Asking
 
@@ -109,10 +114,20 @@ class Study:
         waiting = any(trial.state is TrialState.WAITING for trial in trials)
         return not waiting and self._grid.left(trials) <= 0
 
-    def add_points(self, points: Iterable[Mapping[str, Any]]) -> None:
-        """Puts points at the head of what is asked for next; what they leave out is sampled."""
-        for point in points:
-            self._study.enqueue_trial(dict(point))
+    def add_points(self, points: Iterable[Mapping[str, Any]], source: str | None = None) -> None:
+        """Puts points in line, to be handed out before suggestions; what they leave out is sampled.
+
+        Args:
+            points: ``{dotted key: value}``.
+            source: Where they come from; those of one source are put in line once in the life of the study.
+        """
+        there = {trial.user_attrs.get("point") for trial in self._trials()}
+        for place, point in enumerate(points):
+            name = f"{source}[{place}]"
+            if source is None:
+                self._study.enqueue_trial(dict(point))
+            elif name not in there:
+                self._study.enqueue_trial(dict(point), user_attrs={"point": name})
 
     # Taking up what another driver left
 
@@ -131,6 +146,29 @@ class Study:
         if number in self._orphans:
             self._orphans.remove(number)
         return suggest(self._open[number], self._space)
+
+    def again(self, number: int) -> int:
+        """Opens a new trial with the parameters of one that was told; returns its number.
+
+        Asked for again before that was told, it is the same one.
+        """
+        following = self._following(number)
+        if not following:
+            before = self._trials()[number]
+            self._study.add_trial(
+                optuna.trial.create_trial(
+                    state=TrialState.RUNNING,
+                    params=before.params,
+                    distributions=before.distributions,
+                    user_attrs={_AGAIN: number},
+                )
+            )
+            following = self._following(number)
+        return following[0]
+
+    def _following(self, number: int) -> list[int]:
+        running = self._trials(TrialState.RUNNING)
+        return [trial.number for trial in running if trial.user_attrs.get(_AGAIN) == number]
 
     # Telling
 
@@ -214,13 +252,6 @@ class Study:
             self._open[number] = optuna.Trial(self._study, trials[number]._trial_id)
             self._curves[number] = dict(trials[number].intermediate_values)
         return self._open[number]
-
-    def _enqueue(self, points: Iterable[Any]) -> None:
-        """Puts the points of the configuration in line, each once in the life of the study."""
-        there = {trial.user_attrs.get("point") for trial in self._trials()}
-        for index, point in enumerate(points):
-            if index not in there:
-                self._study.enqueue_trial(dict(point), user_attrs={"point": index})
 
 
 def _thinned(curve: Sequence[tuple[int, float]], count: int) -> list[tuple[int, float]]:

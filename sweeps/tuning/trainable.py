@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import time
 import traceback
 from collections.abc import Mapping
@@ -10,6 +11,7 @@ from typing import Any, ClassVar
 
 import ray
 from ray import tune
+from ray.exceptions import OutOfDiskError
 from ray.util import get_current_placement_group
 
 from rlhf_core.errors import DivergedError
@@ -18,6 +20,7 @@ from rlhf_core.runtime.ray_teardown import LOST
 from rlhf_core.store import open_store
 from sweeps.outcomes import Outcome
 from sweeps.programs.base import RunningTrial, TrialContext, load_program
+from sweeps.tuning.last_report import LastReport
 
 PPO = "sweeps.programs.ppo:PPOProgram"
 # Keys of a Tune config that are ours; every other key is a dotted parameter.
@@ -88,23 +91,33 @@ class ProgramTrainable(tune.Trainable):
     def _step(self) -> dict[str, Any]:
         result: dict[str, Any] = {}
         if self._running is None:
-            self._running, told = self._start()
+            context = self._context()
+            self._report = LastReport(context)
+            known = self._report.read()
+            if known is not None and known["last"]:
+                return {**known["result"], "again": True, "done": True}
+            self._running, told = self._start(context)
             if told:
                 result["events"] = told
             self._metrics = iter(self._running)
             result["placement"] = self._placed(self._running.placement())
             result["durations"] = {"load": time.perf_counter() - self._born}
+            if known is not None:
+                return {**result, **known["result"], "again": True}
         metrics = next(self._metrics, None)
         last = metrics is None or self._running.is_last
         if metrics is not None:
             result |= {"iteration": metrics.iteration, **metrics.values}
-            result["repeated"] = metrics.repeated
+            result["again"] = metrics.repeated
         events = getattr(self._running, "events", list)()
         if events:
             result["events"] = [*result.get("events", []), *events]
             result |= {"placement": self._placed(self._running.placement())}
         if last:
             result |= {"done": True, "outcome": str(Outcome.COMPLETED)}
+        if metrics is not None:
+            self._report.write(result, last)
+        if last:
             result["durations"] = {**result.get("durations", {}), "stop": self._timed_end()}
         return result
 
@@ -117,9 +130,9 @@ class ProgramTrainable(tune.Trainable):
             self.cleanup()
         return time.perf_counter() - start
 
-    def _start(self) -> tuple[RunningTrial, list[str]]:
+    def _start(self, context: TrialContext) -> tuple[RunningTrial, list[str]]:
         """The trial, in the processes of the last one where it can be, and what happened to those."""
-        context, ended = self._context(), self._ended_trial
+        ended = self._ended_trial
         self._ended_trial = None
         told: list[str] = []
         if ended is not None:
@@ -160,6 +173,8 @@ class ProgramTrainable(tune.Trainable):
         reason = f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
         text = "".join(traceback.format_exception(error))
         self.cleanup()
+        if _is_full(error):
+            return {"done": True, "full": reason}
         return {"done": True, "outcome": str(outcome), "reason": reason, "traceback": text}
 
     def cleanup(self) -> None:
@@ -172,6 +187,9 @@ class ProgramTrainable(tune.Trainable):
 
     def save_checkpoint(self, checkpoint_dir: str) -> dict[str, Any]:
         # Checkpoints are the program's, in its own store; a restarted trial finds the latest there.
+        save = getattr(self._running, "save", None)
+        if save is not None:
+            save()
         return {}
 
     def load_checkpoint(self, checkpoint: dict[str, Any] | None) -> None:
@@ -182,6 +200,15 @@ class PPOTrainable(ProgramTrainable):
     """PPO-RLHF, for a ``ray.tune.Tuner`` of your own: ``param_space={"base": "tiny", "ppo.kl.coef": ...}``."""
 
     program_path = PPO
+
+
+def _is_full(error: BaseException) -> bool:
+    """Whether a disk had no room left, here or in a process of a role."""
+    found = (error, getattr(error, "cause", None), error.__cause__)
+    return any(
+        isinstance(e, OutOfDiskError) or getattr(e, "errno", None) in (errno.ENOSPC, errno.EDQUOT)
+        for e in found
+    )
 
 
 def _base(config: Mapping[str, Any]) -> Mapping[str, Any]:

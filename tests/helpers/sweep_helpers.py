@@ -120,3 +120,44 @@ class ScriptTrial:
 
     def close(self) -> None:
         return None
+
+
+class DiaryProgram(ScriptProgram):
+    """The same with checkpoints: each trial notes its steps in ``diary``, a file, before they are reported."""
+
+    warm = True
+
+    def keys(self) -> tuple[str, ...]:
+        return (*super().keys(), "diary", "pause")
+
+    def start(self, context: TrialContext) -> DiaryTrial:
+        return DiaryTrial(self.resolve(context.base, context.params), context)
+
+
+class DiaryTrial(ScriptTrial):
+    def __init__(self, config: dict[str, Any], context: TrialContext) -> None:
+        super().__init__(config)
+        self._begin(context)
+
+    def _begin(self, context: TrialContext) -> None:
+        self.trial, self.store = context.trial, context.store
+        self.step = int(self.store.get("step")) if "step" in self.store.list() else 0
+        self._note(f"begin {self.step}")
+
+    def restart(self, context: TrialContext) -> bool:
+        self.config = {"x": 0.0, "steps": 3, **context.base, **context.params}
+        self._begin(context)
+        return True
+
+    def _note(self, what: str) -> None:
+        with Path(self.config["diary"]).open("a") as file:
+            file.write(f"{self.trial} {what}\n")
+
+    def __iter__(self) -> Iterator[IterationMetrics]:
+        while not self.is_last:
+            time.sleep(self.config["pause"])
+            self.step += 1
+            self._note(f"step {self.step}")
+            self.store.put("step", str(self.step).encode())
+            loss = (self.config["x"] - 3.0) ** 2 + 1.0 / self.step
+            yield IterationMetrics(self.step, {"script/loss": loss})

@@ -73,7 +73,7 @@ def test_what_a_checkpoint_brings_back_is_recorded_and_judged_only_where_it_was_
     assert record is not None
     results: list[dict[str, Any]] = [{"iteration": 1}, {"iteration": 2}]
     # Died after both were told, then between its checkpoint and the third.
-    results += [{"iteration": 2, "repeated": True}, {"iteration": 3, "repeated": True}]
+    results += [{"iteration": 2, "again": True}, {"iteration": 3, "again": True}]
     judged = []
     for result in results:
         kl = 2.0 if result["iteration"] > 1 else 0.5
@@ -103,13 +103,13 @@ def test_ending_twice_is_recorded_once(tmp_path: Path) -> None:
     assert driver.records["t0000"].outcome is Outcome.FAILED
 
 
-def test_an_interruption_closes_ledger_and_study(tmp_path: Path) -> None:
+def test_an_interruption_stands_in_the_ledger_and_leaves_the_study_open(tmp_path: Path) -> None:
     driver = make(tmp_path)
     driver.next_trial()
     driver.next_trial()
     driver.interrupt()
     assert [entry[1] for entry in ledger(tmp_path)][-2:] == ["interrupted"] * 2
-    assert not [t for t in driver.study._study.trials if not t.state.is_finished()]
+    assert driver.study.open_numbers() == [0, 1]
     assert driver.next_trial() is None
 
 

@@ -104,14 +104,6 @@ def test_a_space_without_a_valid_point_does_not_loop_for_ever(tmp_path: Path) ->
     assert study.rejected == 99
 
 
-def test_nothing_stays_open_when_the_sweep_ends_early(tmp_path: Path) -> None:
-    study = make(tmp_path)
-    for _ in range(3):
-        study.ask()
-    study.close_open()
-    assert {trial.state for trial in stored(study)} == {TrialState.FAIL}
-
-
 def test_conditions_are_asked_parents_first() -> None:
     space = Space(
         {

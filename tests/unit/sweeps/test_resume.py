@@ -1,0 +1,205 @@
+"""A driver that dies at any write: the next one ends with what an undisturbed one ends with."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from optuna.storages.journal import JournalFileBackend
+
+from rlhf_core.runtime.placement import Node
+from rlhf_core.store import LocalStore
+from sweeps.driver import SweepDriver
+from sweeps.history import mend, read_history
+from sweeps.load import load_sweep
+from sweeps.outcomes import Outcome
+from sweeps.record import RunDirectory
+from sweeps.restore import restore
+from sweeps.tuning.study import Study
+
+NODES = [Node("a", 8.0, 0.0, 8.0)]
+STEPS = 4
+SWEEP: dict[str, Any] = {
+    "program": "sweep_helpers:ScriptProgram",
+    "base": {"steps": STEPS},
+    "space": {"x": {"float": [0.0, 6.0]}},
+    "search": {
+        "trials": 7,
+        "objective": "script/loss",
+        "direction": "minimize",
+        "startup_trials": 3,
+        "points": [{"x": 2.0}, {"x": 5.0}],
+    },
+    "scheduler": {"kind": "median", "grace": 2, "min_trials": 2},
+    "guards": {"max_kl": 10.0, "patience": 2},
+}
+
+
+class Killed(BaseException):
+    """Stands for SIGKILL: nothing that catches exceptions may catch it."""
+
+
+@dataclass
+class World:
+    """What outlives a driver: its directory, the trials' checkpoints and a diary of what they computed."""
+
+    path: Path
+    checkpoints: dict[str, int] = field(default_factory=dict)
+    diary: list[tuple[str, int]] = field(default_factory=list)
+
+    def driver(self, concurrent: int = 1, **values: Any) -> SweepDriver:
+        """A new driver, of a new sweep or of one that goes on."""
+        loaded = load_sweep({**SWEEP, **values})
+        history = None
+        if (self.path / "sweep.json").exists():
+            mend(self.path)
+            history = read_history(self.path)
+        record = RunDirectory(self.path)
+        record.write_sweep(loaded, [])
+        record.event("began")
+        study = Study(self.path, "s", loaded.config.search, loaded.space, lambda params: [])
+        driver = SweepDriver(loaded, record, study, NODES, concurrent)
+        if history is not None:
+            restore(driver, history)
+        return driver
+
+    def run(self, driver: SweepDriver) -> None:
+        """One trial after the other, as Tune calls the driver."""
+        while (record := driver.next_trial()) is not None:
+            driver.placed(record.trial)
+            for result in self.results(record.trial, record.params["x"]):
+                last = "outcome" in result
+                go_on = last or driver.decide(record.trial, result)
+                driver.result(record.trial, result)
+                if not go_on:
+                    break
+            driver.end(record.trial, Outcome.COMPLETED)
+
+    def results(self, trial: str, x: float) -> Iterator[dict[str, Any]]:
+        """What the trial reports from its checkpoint on; what it reported last comes again."""
+        known = self.checkpoints.get(trial, 0)
+        if known:
+            yield {**self.result(known, x), "again": True}
+        for step in range(known + 1, STEPS + 1):
+            self.diary.append((trial, step))
+            self.checkpoints[trial] = step
+            yield self.result(step, x)
+
+    def result(self, step: int, x: float) -> dict[str, Any]:
+        # Some trials diverge, some report a number that is not finite.
+        loss = float("inf") if x > 5.8 and step == 3 else (x - 3.0) ** 2 + 1.0 / step
+        end = {"outcome": "completed", "done": True} if step == STEPS else {}
+        kl = 20.0 if x < 1.0 else 1.0
+        return {"iteration": step, "script/loss": loss, "kl/response": kl, **end}
+
+    def ended(self) -> dict[str, tuple[Any, ...]]:
+        """What stands in the ledger of each trial that ended."""
+        lines = [json.loads(line) for line in whole_lines(self.path / "trials.jsonl")]
+        return {
+            line["trial"]: (line["number"], line["outcome"], line["reason"], line["value"])
+            for line in lines
+            if line["state"] == "ended"
+        }
+
+    def suggested(self) -> dict[str, Any]:
+        return {
+            p.parent.name: json.loads(p.read_text()) for p in self.path.glob("trials/*/params.json")
+        }
+
+
+def whole_lines(path: Path) -> list[str]:
+    text = path.read_text() if path.exists() else ""
+    return text[: text.rfind("\n") + 1].splitlines()
+
+
+@contextmanager
+def killed_at(write: int, torn: bool) -> Iterator[list[int]]:
+    """Counts writes to ledger, metrics, files and journal; at the one of this number the process dies."""
+    count = [0]
+    append, put, journal = LocalStore.append, LocalStore.put, JournalFileBackend.append_logs
+
+    def counted(original: Any, tear: Any) -> Any:
+        def writes(self: Any, *args: Any) -> Any:
+            count[0] += 1
+            if count[0] != write:
+                return original(self, *args)
+            if torn:
+                tear(self, *args)
+            raise Killed
+
+        return writes
+
+    def half_a_line(self: LocalStore, key: str, line: str) -> None:
+        path = self.path(key)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("a") as file:
+            file.write(line[: len(line) // 2])
+
+    def half_a_log(self: Any, logs: Any) -> None:
+        with Path(self._file_path).open("a") as file:
+            file.write(json.dumps(logs[0])[:10])
+        # It died while it held the lock.
+        Path(f"{self._file_path}.lock").symlink_to(self._file_path)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(LocalStore, "append", counted(append, half_a_line))
+        patch.setattr(LocalStore, "put", counted(put, lambda *_: None))
+        patch.setattr(JournalFileBackend, "append_logs", counted(journal, half_a_log))
+        yield count
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> tuple[World, int]:
+    """A sweep that ran through, and how often it wrote."""
+    world = World(tmp_path_factory.mktemp("undisturbed"))
+    with killed_at(-1, False) as count:
+        world.run(world.driver())
+    assert {outcome for _, outcome, *_ in world.ended().values()} >= {"completed", "stopped"}
+    return world, count[0]
+
+
+def survives(world: World, undisturbed: World, writes: list[tuple[int, bool]]) -> None:
+    """Kills one driver after the other and compares the end."""
+    finished: dict[str, Any] = {}
+    for write, torn in [*writes, (-1, False)]:
+        before = Counter(trial for trial, _ in world.diary)
+        try:
+            with killed_at(write, torn):
+                world.run(world.driver())
+        except Killed:
+            pass
+        after = Counter(trial for trial, _ in world.diary)
+        assert [t for t in finished if after[t] > before[t]] == [], "a finished trial ran again"
+        lost = {t: v for t, v in finished.items() if world.ended().get(t) != v}
+        assert lost == {}
+        finished = world.ended()
+    assert world.ended() == undisturbed.ended()
+    assert world.suggested() == undisturbed.suggested()
+    # Nothing is computed twice: what was reported stands, and its trial goes on from there.
+    assert Counter(world.diary) == Counter(undisturbed.diary)
+
+
+@pytest.mark.parametrize("part", range(6))
+def test_a_driver_that_dies_at_any_write_loses_nothing(
+    undisturbed: tuple[World, int], tmp_path: Path, part: int
+) -> None:
+    moments = [(1 + part + 6 * i, i % 2 == 0) for i in range(4)]
+    survives(World(tmp_path), undisturbed[0], moments)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("torn", [False, True])
+def test_a_driver_that_dies_at_every_single_write_loses_nothing(
+    undisturbed: tuple[World, int], tmp_path: Path, torn: bool
+) -> None:
+    whole, writes = undisturbed
+    for write in range(1, writes + 1):
+        world = World(tmp_path / str(write))
+        world.path.mkdir()
+        survives(world, whole, [(write, torn)])
