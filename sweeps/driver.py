@@ -14,6 +14,7 @@ from typing import Any
 
 from rlhf_core.errors import ConfigError
 from rlhf_core.runtime.placement import Node, find_shortfall, group_request, shortfall
+from sweeps.choice import SEED, Choice
 from sweeps.decide.failures import SameFailure
 from sweeps.decide.guards import Guards
 from sweeps.decide.leftovers import Leftovers, beyond, in_words, total
@@ -30,11 +31,15 @@ PROTOCOL = ("outcome", "reason", "traceback", "placement", "durations", "iterati
 
 @dataclass
 class TrialRecord:
-    """What the driver knows of a trial."""
+    """What the driver knows of a trial.
+
+    ``of`` names the finalist whose parameters it tests on another seed; such a trial has no number in the study.
+    """
 
     trial: str
-    number: int
+    number: int | None
     params: dict[str, Any]
+    of: str | None = None
     state: State = State.QUEUED
     outcome: Outcome | None = None
     reason: str = ""
@@ -50,6 +55,11 @@ class TrialRecord:
     def began(self) -> float | None:
         """When its processes were placed, in seconds since the epoch."""
         return self.times.get("placed")
+
+    @property
+    def purpose(self) -> str:
+        """``search``, or ``test`` of a finalist on a fresh seed."""
+        return "search" if self.of is None else "test"
 
     @property
     def ended(self) -> bool:
@@ -89,6 +99,7 @@ class SweepDriver:
         nodes: What the cluster offers, for the check that a trial can ever be placed.
         max_concurrent: Trials that may run at the same time.
         services: Serve the roles that trials share; by default nobody does.
+        clock: Seconds since the epoch.
     """
 
     def __init__(
@@ -99,6 +110,7 @@ class SweepDriver:
         nodes: list[Node],
         max_concurrent: int,
         services: Services | None = None,
+        clock: Callable[[], float] = time.time,
     ) -> None:
         self.loaded, self.directory, self.study, self.nodes = loaded, directory, study, nodes
         self.max_concurrent = max_concurrent
@@ -106,9 +118,11 @@ class SweepDriver:
         self.records: dict[str, TrialRecord] = {}
         self.interrupted = False
         self.cluster_lost = False
-        self.started = time.time()
+        self.clock = clock
+        self.started = clock()
         self.problems: list[str] = []
         self.given_up: str | None = None
+        self.choice = Choice(loaded)
         self._stopping = _stopping(loaded)
         self._same = SameFailure()
         guards = loaded.config.guards
@@ -125,27 +139,52 @@ class SweepDriver:
         return [record for record in self.records.values() if not record.ended]
 
     @property
+    def most_trials(self) -> int:
+        """How many trials there can be, test runs among them."""
+        return self.loaded.config.search.trials + self.choice.most_runs
+
+    @property
     def exhausted(self) -> bool:
         """Whether no further trial is to start."""
-        minutes = self.loaded.config.budget.minutes
-        over = minutes is not None and time.time() - self.started > 60 * minutes
-        handed_out = len(self.records) >= self.loaded.config.search.trials
-        return self.interrupted or over or handed_out or self.given_up is not None
+        if self.interrupted or self.given_up is not None:
+            return True
+        records, elapsed = self.records.values(), self.clock() - self.started
+        if not self.choice.over(records, elapsed):
+            return False
+        # While the search still runs it is not known who will be a finalist.
+        searching = any(not record.ended and record.of is None for record in records)
+        waits = searching and self.choice.most_runs > 0
+        return not waits and self.choice.next_run(records, elapsed) is None
 
     def next_trial(self) -> TrialRecord | None:
         """A trial to run now, or None: wait for a running one. Infeasible ones are recorded and passed over."""
         with self._lock:
             while not self.exhausted and self._has_slot():
-                number, params = self.study.ask()
-                params = self.loaded.program.absolute(params)
-                record = TrialRecord(f"t{len(self.records):04d}", number, params)
+                record = self._next_record()
+                if record is None:
+                    return None
                 self.records[record.trial] = record
                 self._enter(record)
-                refusal = self._refusal(params) or self._serve(record)
+                refusal = self._refusal(record.params) or self._serve(record)
                 if refusal is None:
                     return record
                 self.end(record.trial, Outcome.INFEASIBLE, refusal)
             return None
+
+    def _next_record(self) -> TrialRecord | None:
+        """A trial of the search, after its end a finalist on a fresh seed; None: nothing may start yet."""
+        trial = f"t{len(self.records):04d}"
+        records, elapsed = self.records.values(), self.clock() - self.started
+        if self.choice.over(records, elapsed):
+            tested = self.choice.next_run(records, elapsed)
+            if tested is None:
+                return None
+            finalist, seed = tested
+            return TrialRecord(trial, None, {**finalist.params, SEED: seed}, of=finalist.trial)
+        if not self.choice.may_search(records, elapsed):
+            return None
+        number, params = self.study.ask()
+        return TrialRecord(trial, number, self.loaded.program.absolute(params))
 
     def _has_slot(self) -> bool:
         """Trials whose nodes are not there hold no slot, up to as many as may run."""
@@ -158,7 +197,7 @@ class SweepDriver:
             config = program.resolve(base, record.params)
         except ConfigError:
             config = {}
-        record.times["queued"] = time.time()
+        record.times["queued"] = self.clock()
         self.directory.write_trial(record.trial, config, record.params)
         self._line(record)
 
@@ -263,7 +302,7 @@ class SweepDriver:
     def placed(self, trial: str) -> None:
         """Its placement group is there and its process is starting."""
         record = self.records[trial]
-        record.times["placed"] = time.time()
+        record.times["placed"] = self.clock()
         # Of a trial that is tried again the last attempt counts.
         record.times.pop("started", None)
         self._change(record, State.PLACED)
@@ -274,7 +313,7 @@ class SweepDriver:
         if record.ended:
             return
         if record.state is not State.STARTED:
-            record.times["started"] = time.time()
+            record.times["started"] = self.clock()
             self._change(record, State.STARTED)
         if result.get("placement"):
             self.directory.write_placement(trial, result["placement"])
@@ -289,7 +328,8 @@ class SweepDriver:
             objective = metrics.get(self.loaded.config.search.objective)
             if objective is not None:
                 record.value = objective
-                self.study.report(record.number, record.iteration, objective)
+                if record.number is not None:
+                    self.study.report(record.number, record.iteration, objective)
         if result.get("traceback"):
             self.directory.error(trial, str(result["traceback"]))
         if result.get("durations"):
@@ -306,6 +346,8 @@ class SweepDriver:
         if diverged is not None:
             record.outcome, record.reason = Outcome.DIVERGED, diverged
             return False
+        if record.of is not None:
+            return True
         value = metrics.get(config.scheduler.metric or config.search.objective)
         if value is not None and config.search.direction == "minimize":
             value = -value
@@ -329,8 +371,10 @@ class SweepDriver:
                 return
             record.outcome = record.outcome or outcome or Outcome.LOST
             record.reason = record.reason or reason
-            record.times["ended"] = time.time()
+            record.times["ended"] = self.clock()
             self._change(record, State.ENDED)
+            if record.number is None:
+                return
             self.study.tell(record.number, record.outcome, record.value, record.finals)
             failed = record.outcome is Outcome.FAILED
             found = self._same.decide(record.number, failed, record.reason)
@@ -340,7 +384,7 @@ class SweepDriver:
         """The sweep was stopped: what still ran is recorded as interrupted."""
         self.interrupted = True
         for record in self.live:
-            record.times["ended"] = time.time()
+            record.times["ended"] = self.clock()
             self._change(record, State.INTERRUPTED)
         self.study.close_open()
 
@@ -358,6 +402,8 @@ class SweepDriver:
                 "state": str(record.state),
                 "outcome": str(record.outcome) if record.state is State.ENDED else None,
                 "reason": record.reason,
+                "purpose": record.purpose,
+                "of": record.of,
                 "parent_id": None,
                 "fork_iteration": None,
                 "iteration": record.iteration,

@@ -1,0 +1,1 @@
+"""Sweeps played against recorded learning curves, in virtual time (docs/replay.md)."""
