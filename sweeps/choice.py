@@ -8,13 +8,11 @@ from typing import TYPE_CHECKING
 
 from sweeps.config import Constraint
 from sweeps.decide.selection import Candidate, Rule, finalists, fresh_seeds, test_runs
-from sweeps.load import Loaded
+from sweeps.load import SEED, Loaded
 from sweeps.outcomes import Outcome
 
 if TYPE_CHECKING:
     from sweeps.driver import TrialRecord
-
-SEED = "seed"
 
 
 class Choice:
@@ -54,6 +52,9 @@ class Choice:
 
     def over(self, records: Collection[TrialRecord], elapsed: float) -> bool:
         """Whether no trial of the search will start any more."""
+        limits = (self._loaded.config.budget.minutes, self._loaded.config.budget.full_trials)
+        if limits == (None, None) and len(records) < self._loaded.config.search.trials:
+            return False
         searched = _searched(records)
         if len(searched) >= self._loaded.config.search.trials:
             return True
@@ -73,7 +74,7 @@ class Choice:
         """The next finalist to run again and its seed, once the whole search has ended; None: nothing."""
         minutes = self._loaded.config.budget.minutes
         late = minutes is not None and elapsed > 60 * minutes
-        if late or not self.rule.seeds or not self.over(records, elapsed):
+        if late or not self.most_runs or not self.over(records, elapsed):
             return None
         if any(not record.ended for record in _searched(records)):
             return None
@@ -92,13 +93,14 @@ class Choice:
         asked = self._loaded.config.selection.test_seeds
         wanted = count if isinstance(asked, int) else asked[:count]
         seeds = fresh_seeds(wanted, self._tuning_seeds(searched))
-        return test_runs(finalists(map(self._candidate, searched), top), seeds)
+        return test_runs(finalists(map(self.candidate, searched), top), seeds)
 
     def _tuning_seeds(self, searched: Collection[TrialRecord]) -> set[int]:
         base = self._loaded.program.resolve(self._loaded.base, {}).get(SEED)
         return {record.params.get(SEED, base) for record in searched}
 
-    def _candidate(self, record: TrialRecord) -> Candidate:
+    def candidate(self, record: TrialRecord) -> Candidate:
+        """What decides over a trial that ended."""
         value = math.nan if record.value is None else record.value
         broken = any(
             not rule.violation(record.finals.get(rule.metric, math.nan)) <= 0
@@ -106,7 +108,8 @@ class Choice:
         )
         eligible = record.outcome is Outcome.COMPLETED and math.isfinite(value) and not broken
         sign = 1.0 if self._loaded.config.search.direction == "maximize" else -1.0
-        return Candidate(record.trial, sign * value, eligible)
+        params = tuple((key, value) for key, value in record.params.items() if key != SEED)
+        return Candidate(record.trial, sign * value, eligible, params)
 
 
 def _searched(records: Collection[TrialRecord]) -> list[TrialRecord]:

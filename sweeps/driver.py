@@ -14,13 +14,13 @@ from typing import Any
 
 from rlhf_core.errors import ConfigError
 from rlhf_core.runtime.placement import Node, find_shortfall, group_request, shortfall
-from sweeps.choice import SEED, Choice
+from sweeps.choice import Choice
 from sweeps.decide.failures import SameFailure
 from sweeps.decide.guards import Guards
 from sweeps.decide.leftovers import Leftovers, beyond, in_words, total
 from sweeps.decide.stopping import Asha, MedianStopping, NoStopping, Stopping
 from sweeps.decide.waiting import GiveUp, Look, Looked, Pending, Tell, Waiting, decide
-from sweeps.load import Loaded
+from sweeps.load import SEED, Loaded
 from sweeps.outcomes import Outcome, State
 from sweeps.record import RunDirectory
 from sweeps.services import NoServices, Services

@@ -10,8 +10,10 @@ from typing import Any
 from rich.console import Console
 
 import analysis
+from analysis.selection import Tested, rank
 from rlhf_core.errors import ConfigError, RlhfError
 from rlhf_core.store import LocalStore, open_store
+from sweeps.driver import SweepDriver
 from sweeps.load import Loaded
 from sweeps.record import storage_root, strict_json
 
@@ -55,6 +57,26 @@ def write_results(loaded: Loaded, directory: Path, console: Console) -> Results:
     judgement = _judge(loaded, directory, best, notes, console)
     _write_best(sweep, loaded, directory, best, judgement)
     return Results(directory, best, judgement, tuple(notes))
+
+
+def chosen(driver: SweepDriver) -> str | None:
+    """The trial that is chosen, by what the driver knows: as ``analysis.best`` chooses from the run directory."""
+    records = driver.records.values()
+    candidates = {r.trial: driver.choice.candidate(r) for r in records if r.ended}
+    tested: dict[str, list[Any]] = {}
+    for record in records:
+        if record.of is not None and record.trial in candidates:
+            tested.setdefault(record.of, []).append(candidates[record.trial])
+    runs = {
+        trial: Tested([c.value for c in own if c.eligible], sum(not c.eligible for c in own))
+        for trial, own in tested.items()
+    }
+    # Candidates are signed so that larger is better.
+    if ranked := rank(runs, ascending=False):
+        return ranked[0]
+    eligible = [candidates[r.trial] for r in records if r.of is None and r.trial in candidates]
+    best = max((c for c in eligible if c.eligible), key=lambda c: c.value, default=None)
+    return None if best is None else best.trial
 
 
 def _judge(

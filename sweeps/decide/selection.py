@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 # A comparison needs two finalists, and a mean of fewer seeds is as noisy as the trial that made it a finalist.
 FEWEST_FINALISTS, FEWEST_SEEDS = 2, 2
@@ -56,16 +56,24 @@ class Candidate(NamedTuple):
         trial: Its id.
         value: The objective, signed so that larger is better.
         eligible: Whether it may be chosen.
+        params: Its parameters without the seed.
     """
 
     trial: str
     value: float
     eligible: bool
+    params: Any
 
 
 def finalists(candidates: Iterable[Candidate], top: int) -> list[str]:
-    """The best eligible trials, at most ``top``; none where there is nothing to choose between."""
-    ranked = sorted((c for c in candidates if c.eligible), key=lambda c: -c.value)
+    """The best eligible trials with parameters of their own, at most ``top``.
+
+    None where there is nothing to choose between.
+    """
+    ranked: list[Candidate] = []
+    for candidate in sorted((c for c in candidates if c.eligible), key=lambda c: -c.value):
+        if candidate.params not in [other.params for other in ranked]:
+            ranked.append(candidate)
     return [c.trial for c in ranked[:top]] if len(ranked) >= FEWEST_FINALISTS else []
 
 

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from rlhf_core.errors import ConfigError
 from sweeps.replay.table import DIVERGED, Header, Run, Table
 
 HEADER = "grid.json"
-SECONDS = "time/iteration"
-COST = (
-    "core-seconds of the whole trial in one process, spread over its iterations as time/iteration is; "
-    "GPUs were logical"
-)
+SPENT, CPU_SECONDS = "core_seconds", "cost/cpu_seconds"
+COST = "core-seconds of a trial in one process; no GPU took part"
 
 
 def pack(folder: Path, metrics: Collection[str] | None = None, cost: str = COST) -> Table:
@@ -52,14 +48,22 @@ def pack(folder: Path, metrics: Collection[str] | None = None, cost: str = COST)
 def _header(folder: Path, cost: str) -> Header:
     try:
         grid = json.loads((folder / HEADER).read_text())
-        levels = {key: tuple(values) for key, values in grid["levels"].items()}
-        tuning, test = tuple(grid["tuning_seeds"]), tuple(grid["test_seeds"])
-        return Header(grid["base"], levels, tuning, test, int(grid["iterations"]), cost)
+        base = grid["base"]
+        return Header(
+            base=base,
+            levels={key: tuple(values) for key, values in grid["levels"].items()},
+            tuning_seeds=tuple(grid["tuning_seeds"]),
+            test_seeds=tuple(grid["test_seeds"]),
+            iterations=int(grid.get("iterations") or base["budget"]["iterations"]),
+            objective=grid["objective"],
+            tied=grid.get("tied", {}),
+            cost=cost,
+        )
     except (OSError, ValueError, KeyError, AttributeError) as error:
         if isinstance(error, ConfigError):
             raise
         raise ConfigError(
-            f"{folder}: a recording holds {HEADER} with base, levels, tuning_seeds, test_seeds and iterations, "
+            f"{folder}: a recording holds {HEADER} with base, levels, tuning_seeds, test_seeds and objective, "
             f"but reading it failed: {error!r}"
         ) from None
 
@@ -90,11 +94,18 @@ def _lines(folder: Path) -> Iterator[tuple[str, dict[str, Any]]]:
 
 def _run(line: Mapping[str, Any], metrics: Collection[str] | None) -> Run:
     rows = line["iterations"] or [{"iteration": 0}]
-    seconds = _spread(float(line["core_seconds"]), [row.get(SECONDS) for row in rows])
+    total = float(line[SPENT])
+    # Without a count of its own every iteration took as long.
+    spent = [float(row.get(SPENT, total * place / len(rows))) for place, row in enumerate(rows, 1)]
     return Run(
         iterations=tuple(int(row["iteration"]) for row in rows),
-        metrics=tuple(_measured(row, metrics) for row in rows),
-        seconds=tuple(seconds),
+        metrics=tuple(
+            {**_measured(row, metrics), CPU_SECONDS: cost}
+            for row, cost in zip(rows, spent, strict=True)
+        ),
+        seconds=tuple(
+            later - earlier for earlier, later in itertools.pairwise([0.0, *spent])
+        ),
         outcome=str(line["outcome"]),
         reason=str(line["reason"]) if line["outcome"] == DIVERGED else "",
     )
@@ -109,11 +120,3 @@ def _measured(row: Mapping[str, Any], metrics: Collection[str] | None) -> dict[s
         and isinstance(value, int | float)
         and math.isfinite(value)
     }
-
-
-def _spread(total: float, measured: list[float | None]) -> list[float]:
-    """``total`` in the proportion of what was measured; what was not measured counts as a mean one."""
-    known = [value for value in measured if value]
-    mean = float(np.mean(known)) if known else 1.0
-    weights = np.array([value or mean for value in measured])
-    return list(total * weights / weights.sum())

@@ -62,6 +62,8 @@ class Header:
         tuning_seeds: Seeds on which every configuration ran.
         test_seeds: Seeds on which only the best configurations ran; no sweep sees them.
         iterations: Length of a full trial, the evaluation before the first update not counted.
+        objective: Metric that decides, unless a sweep names another one.
+        tied: ``{dotted key: the parameter whose value it had}``, beside the parameters.
         cost: What ``seconds`` are, in words.
     """
 
@@ -70,6 +72,8 @@ class Header:
     tuning_seeds: tuple[int, ...]
     test_seeds: tuple[int, ...]
     iterations: int
+    objective: str
+    tied: Mapping[str, str] = field(default_factory=dict)
     cost: str = "seconds"
 
     def __post_init__(self) -> None:
@@ -107,6 +111,11 @@ class Header:
             place = place * len(levels) + self._level(key, params.get(key))
         return place
 
+    def snapped(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Those of ``values`` that are parameters, each moved to the nearest recorded one."""
+        own = {key: levels for key, levels in self.levels.items() if key in values}
+        return {key: levels[self._level(key, values[key])] for key, levels in own.items()}
+
     def _level(self, key: str, value: Any) -> int:
         levels, domain = self.levels[key], self.space[key].domain
         if isinstance(domain, Float | Int) and _is_number(value):
@@ -114,6 +123,8 @@ class Header:
             if not domain.log or value > 0:
                 distances = [abs(scale(value) - scale(level)) for level in levels]
                 return distances.index(min(distances))
+        if value is None and None not in levels:
+            raise ConfigError(f"table: {key} is not given; it is in neither the space nor the base")
         if value in levels:
             return levels.index(value)
         raise ConfigError(
@@ -260,20 +271,23 @@ def _header(values: Mapping[str, Any]) -> Header:
 
 
 def _runs(frame: pd.DataFrame) -> dict[tuple[int, int], Run]:
-    names = [c for c in frame if c not in FIXED and not str(c).startswith("params.")]
+    frame = frame.sort_values(["config", "seed", "iteration"], kind="stable")
+    names = [str(c) for c in frame if c not in FIXED and not str(c).startswith("params.")]
+    columns = {name: frame[name].tolist() for name in FIXED}
     values = frame[names].to_numpy(np.float64)
+    keys = frame[["config", "seed"]].to_numpy()
+    starts = np.flatnonzero(np.r_[True, (keys[1:] != keys[:-1]).any(axis=1)])
     runs = {}
-    for (number, seed), places in frame.groupby(["config", "seed"]).indices.items():
-        own = frame.iloc[places]
+    for start, end in itertools.pairwise([*starts.tolist(), len(frame)]):
         measured = [
-            {name: float(v) for name, v in zip(names, row, strict=True) if v == v}
-            for row in values[places]
+            {name: value for name, value in zip(names, row, strict=True) if value == value}
+            for row in values[start:end].tolist()
         ]
-        runs[int(number), int(seed)] = Run(
-            iterations=tuple(map(int, own["iteration"])),
+        runs[columns["config"][start], columns["seed"][start]] = Run(
+            iterations=tuple(columns["iteration"][start:end]),
             metrics=tuple(measured),
-            seconds=tuple(map(float, own["seconds"])),
-            outcome=str(own["outcome"].iloc[0]),
-            reason=str(own["reason"].iloc[0]),
+            seconds=tuple(columns["seconds"][start:end]),
+            outcome=columns["outcome"][start],
+            reason=columns["reason"][start],
         )
     return runs

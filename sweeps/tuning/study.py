@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import optuna
-from optuna.storages import JournalStorage
+from optuna.storages import InMemoryStorage, JournalStorage
 from optuna.storages.journal import JournalFileBackend
 from optuna.trial import TrialState
 
@@ -34,7 +34,7 @@ class Study:
     """Ask and tell.
 
     Args:
-        directory: The run directory.
+        directory: The run directory; None: the study is kept in memory.
         name: Name of the study.
         search: Sampler, seed, direction, points and constraints.
         space: What is searched.
@@ -42,10 +42,12 @@ class Study:
     """
 
     def __init__(
-        self, directory: Path, name: str, search: SearchConfig, space: Space, check: Any
+        self, directory: Path | None, name: str, search: SearchConfig, space: Space, check: Any
     ) -> None:
         optuna.logging.set_verbosity(optuna.logging.WARNING)
-        storage = JournalStorage(JournalFileBackend(str(directory / "study.log")))
+        storage: Any = InMemoryStorage()
+        if directory is not None:
+            storage = JournalStorage(JournalFileBackend(str(directory / "study.log")))
         self._study = optuna.create_study(
             storage=storage,
             study_name=name,
