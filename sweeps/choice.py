@@ -1,4 +1,4 @@
-"""When the search of a sweep is over, and which of its trials run again: ``decide.selection`` on the driver's records."""
+"""When the search of a sweep is over, and which trials run again: ``decide.selection`` on the records of the driver."""
 
 from __future__ import annotations
 

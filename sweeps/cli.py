@@ -17,6 +17,7 @@ MODULES = (
     "results",
     "report",
     "inspect",
+    "replay",
     "export",
     "import_",
     "prepare",

@@ -83,7 +83,9 @@ class SelectionConfig(Group):
     @model_validator(mode="after")
     def _something_to_choose_between(self) -> SelectionConfig:
         if self.top == 1:
-            raise ValueError("selection.top: 1 has nothing to be compared with; name 2 or more, or 0")
+            raise ValueError(
+                "selection.top: 1 has nothing to be compared with; name 2 or more, or 0"
+            )
         seeds = self.test_seeds
         if isinstance(seeds, tuple) and len(set(seeds)) < len(seeds):
             raise ValueError(f"selection.test_seeds: {list(seeds)} holds a seed twice; remove one")

@@ -190,7 +190,9 @@ def _seed_problems(loaded: Loaded) -> list[str]:
     asked, base = loaded.config.selection.test_seeds, loaded.base.get(SEED)
     if SEED not in loaded.program.keys():
         named = "test_seeds" in loaded.config.selection.model_fields_set and asked
-        return ["selection.test_seeds: trials of this program have no seed; set it to 0"] * bool(named)
+        return ["selection.test_seeds: trials of this program have no seed; set it to 0"] * bool(
+            named
+        )
     if isinstance(asked, int):
         return []
     tuned = loaded.space.get(SEED)

@@ -1,4 +1,4 @@
-"""The honest choice: which trials run again on fresh seeds, and what of the budget is kept for it. Pure decisions."""
+"""The honest choice: which trials run again on fresh seeds, and what of the budget is kept for it. Pure."""
 
 from __future__ import annotations
 

@@ -103,9 +103,7 @@ def _run(line: Mapping[str, Any], metrics: Collection[str] | None) -> Run:
             {**_measured(row, metrics), CPU_SECONDS: cost}
             for row, cost in zip(rows, spent, strict=True)
         ),
-        seconds=tuple(
-            later - earlier for earlier, later in itertools.pairwise([0.0, *spent])
-        ),
+        seconds=tuple(later - earlier for earlier, later in itertools.pairwise([0.0, *spent])),
         outcome=str(line["outcome"]),
         reason=str(line["reason"]) if line["outcome"] == DIVERGED else "",
     )

@@ -112,9 +112,7 @@ class DriverPlayer:
         study = Study(None, loaded.config.name, loaded.config.search, loaded.space, self._check)
         self.loaded = loaded
         nodes = [Node("virtual", float(workers), 0.0, 1.0)]
-        self.driver = SweepDriver(
-            loaded, MemoryDirectory(), study, nodes, workers, clock=clock
-        )
+        self.driver = SweepDriver(loaded, MemoryDirectory(), study, nodes, workers, clock=clock)
 
     def _check(self, params: Mapping[str, Any]) -> list[str]:
         return self.loaded.program.check(self.loaded.base, params)

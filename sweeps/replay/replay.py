@@ -7,7 +7,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from rlhf_core.errors import ConfigError
 from search_spaces import codec
 from sweeps.load import SEED, Loaded, load_sweep, read_sweep
 from sweeps.replay.play import Clock, DriverPlayer, Step, play
@@ -94,8 +93,10 @@ def replay(table: Table, loaded: Loaded, truth: Truth, workers: int) -> Played:
     course.follow(play(player, clock, workers))
     records = player.driver.records
     trial = chosen(player.driver)
-    number = None if trial is None else table.header.nearest(
-        loaded.program.resolve(loaded.base, records[trial].params)
+    number = (
+        None
+        if trial is None
+        else table.header.nearest(loaded.program.resolve(loaded.base, records[trial].params))
     )
     outcomes = Counter(str(r.outcome) if r.of is None else "test" for r in records.values())
     return course.played(number, clock.now, outcomes)
@@ -136,9 +137,3 @@ class Course:
             seconds=seconds,
             outcomes=outcomes,
         )
-
-
-def check_workers(workers: int) -> None:
-    """Refuses fewer than one worker."""
-    if workers < 1:
-        raise ConfigError(f"--workers: at least 1 is needed, got {workers}")

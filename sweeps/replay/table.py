@@ -218,7 +218,9 @@ class Table:
         each metric, NaN where it was not measured.
         """
         rows = list(self._rows())
-        frame = pd.DataFrame([row for row, _ in rows]).astype({"config": "int32", "iteration": "int32"})
+        frame = pd.DataFrame([row for row, _ in rows]).astype(
+            {"config": "int32", "iteration": "int32"}
+        )
         kinds = {"phase": "category", "outcome": "category", "reason": "category"}
         frame = frame.astype({**kinds, "seconds": "float32"})
         points = self.header.configurations
@@ -235,9 +237,7 @@ class Table:
             phase = "tune" if seed in self.header.tuning_seeds else "test"
             own = {"config": number, "seed": seed, "phase": phase}
             ended = {"outcome": run.outcome, "reason": run.reason}
-            for i, seconds, metrics in zip(
-                run.iterations, run.seconds, run.metrics, strict=True
-            ):
+            for i, seconds, metrics in zip(run.iterations, run.seconds, run.metrics, strict=True):
                 yield {**own, "iteration": i, "seconds": seconds, **ended}, metrics
 
 
@@ -254,10 +254,14 @@ def read_table(path: Path) -> Table:
         stored = pq.read_table(path)
     except (OSError, pa.ArrowException) as error:
         reason = getattr(error, "strerror", None) or "no Parquet file"
-        raise ConfigError(f"table: {path} cannot be read: {reason}; name a recorded table") from None
+        raise ConfigError(
+            f"table: {path} cannot be read: {reason}; name a recorded table"
+        ) from None
     note = (stored.schema.metadata or {}).get(KEY)
     if note is None:
-        raise ConfigError(f"table: {path} is no recorded table; docs/replay.md says how one is made")
+        raise ConfigError(
+            f"table: {path} is no recorded table; docs/replay.md says how one is made"
+        )
     values = json.loads(note)
     if values.pop("format") > FORMAT:
         raise ConfigError(f"table: {path} has a newer format than {FORMAT}; update this package")

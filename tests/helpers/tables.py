@@ -45,7 +45,9 @@ def make_table(seed: int = 0, noise: float = 0.15, **changes: Any) -> Table:
     runs = {}
     for number, point in enumerate(grid.configurations):
         places = [levels.index(point[key]) for key, levels in grid.levels.items()]
-        distance = (np.array(places) / sizes - optimum) * np.array([2.0, 1.2, 0.6, 0.5])[: len(sizes)]
+        distance = (np.array(places) / sizes - optimum) * np.array([2.0, 1.2, 0.6, 0.5])[
+            : len(sizes)
+        ]
         worth = float(np.exp(-(distance**2).sum() * 2.0))
         speed = 1.5 + 4.0 * places[0] / sizes[0]
         for run_seed in (*grid.tuning_seeds, *grid.test_seeds):
