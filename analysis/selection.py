@@ -5,13 +5,12 @@ Pure numbers; ``analysis.finalists`` takes them from a sweep.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-import numpy as np
-from scipy import stats
-
-from analysis.statistics.robust import Interval, bootstrap
+if TYPE_CHECKING:
+    from analysis.statistics.robust import Interval
 
 LEVEL = 0.95
 
@@ -32,27 +31,30 @@ def rank(tested: Mapping[str, Tested], ascending: bool) -> list[str]:
     """Finalists, the best first: by the share of runs that failed, then by interquartile mean.
 
     Args:
-        tested: The runs by finalist, in the order of the search; ties keep it. One without a run is left out.
+        tested: The runs by finalist, in the order of the search; ties keep it. One without a run that counts
+            is left out.
         ascending: Whether smaller is better.
     """
-    begun = {trial: runs for trial, runs in tested.items() if runs.values or runs.failed}
+    from analysis.statistics.robust import iqm
+
+    begun = {trial: runs for trial, runs in tested.items() if runs.values}
     sign = 1.0 if ascending else -1.0
 
     def place(trial: str) -> tuple[float, float]:
         runs = begun[trial]
-        middle = sign * float(stats.trim_mean(runs.values, 0.25)) if runs.values else 0.0
-        return runs.failed / (len(runs.values) + runs.failed), middle
+        failed = runs.failed / (len(runs.values) + runs.failed)
+        return failed, sign * iqm([runs.values])
 
     return sorted(begun, key=place)
 
 
 def interval(runs: Tested) -> Interval:
     """Interquartile mean with its bootstrap interval, seeds resampled; of a single run there is no interval."""
-    if not runs.values:
-        return Interval(np.nan, np.nan, np.nan)
-    if len(runs.values) == 1:
-        return Interval(float(runs.values[0]), np.nan, np.nan)
-    return bootstrap([np.asarray(runs.values)], level=LEVEL)
+    from analysis.statistics.robust import Interval, bootstrap
+
+    if len(runs.values) > 1:
+        return bootstrap([runs.values], level=LEVEL)
+    return Interval(runs.values[0] if runs.values else math.nan, math.nan, math.nan)
 
 
 class Comparison(NamedTuple):
@@ -79,11 +81,14 @@ def compare(tested: Mapping[str, Tested], first: str, second: str) -> Comparison
     The spread between seeds is pooled over all finalists (Student's t with the degrees of freedom that leaves): of
     two or three seeds alone a bootstrap covers far less than it claims.
     """
+    import numpy as np
+    from scipy import stats
+
     one, other = tested[first].values, tested[second].values
     groups = [np.asarray(runs.values) for runs in tested.values() if len(runs.values) > 1]
     free = sum(group.size - 1 for group in groups)
     if not one or not other or not free:
-        return Comparison(first, second, np.nan, np.nan, np.nan)
+        return Comparison(first, second, math.nan, math.nan, math.nan)
     squares = float(sum(((group - group.mean()) ** 2).sum() for group in groups))
     error = np.sqrt(squares / free * (1 / len(one) + 1 / len(other)))
     reach = float(stats.t.ppf((1 + LEVEL) / 2, free) * error)

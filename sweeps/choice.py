@@ -1,4 +1,4 @@
-"""When the search of a sweep is over, and which trials run again: ``decide.selection`` on the records of the driver."""
+"""When the search of a sweep is over, and which trials run again: ``decide.selection`` on the driver's trials."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class Choice:
         self._loaded, selection = loaded, loaded.config.selection
         asked = selection.test_seeds
         count = asked if isinstance(asked, int) else len(asked)
-        if SEED not in loaded.program.keys():
-            count = 0
+        keys = loaded.program.keys()
+        count = count if SEED in keys else 0
         self.rule = Rule(selection.top, count, selection.share)
         self._horizon = loaded.program.iterations(loaded.base)
         self._constraints = [Constraint.parse(text) for text in loaded.config.search.constraints]

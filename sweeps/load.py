@@ -188,7 +188,8 @@ def _problems(loaded: Loaded) -> list[str]:
 def _seed_problems(loaded: Loaded) -> list[str]:
     """Test seeds that no trial can have, or that trials of the search have as well."""
     asked, base = loaded.config.selection.test_seeds, loaded.base.get(SEED)
-    if SEED not in loaded.program.keys():
+    keys = loaded.program.keys()
+    if SEED not in keys:
         named = "test_seeds" in loaded.config.selection.model_fields_set and asked
         return ["selection.test_seeds: trials of this program have no seed; set it to 0"] * bool(
             named

@@ -10,7 +10,9 @@ from typing import Any
 from rich.console import Console
 
 import analysis
+from analysis.finalists import tested_as
 from analysis.selection import Tested, rank
+from analysis.sweep import Sweep
 from rlhf_core.errors import ConfigError, RlhfError
 from rlhf_core.store import LocalStore, open_store
 from sweeps.driver import SweepDriver
@@ -74,8 +76,9 @@ def chosen(driver: SweepDriver) -> str | None:
     # Candidates are signed so that larger is better.
     if ranked := rank(runs, ascending=False):
         return ranked[0]
-    eligible = [candidates[r.trial] for r in records if r.of is None and r.trial in candidates]
-    best = max((c for c in eligible if c.eligible), key=lambda c: c.value, default=None)
+    untested = [r for r in records if r.of is None and r.trial not in runs and r.ended]
+    eligible = [candidates[r.trial] for r in untested if candidates[r.trial].eligible]
+    best = max(eligible, key=lambda c: c.value, default=None)
     return None if best is None else best.trial
 
 
@@ -102,12 +105,13 @@ def _config(directory: Path, trial: str) -> dict[str, Any]:
 
 
 def _write_best(
-    sweep: Any, loaded: Loaded, directory: Path, best: str, judgement: dict[str, Any] | None
+    sweep: Sweep, loaded: Loaded, directory: Path, best: str, judgement: dict[str, Any] | None
 ) -> None:
     store = LocalStore(directory)
     row, objective = sweep.trials.loc[best], loaded.config.search.objective
     document = {
         "trial": best,
+        "test": tested_as(sweep, best),
         "outcome": str(row["outcome"]),
         "objective": objective,
         "value": float(row["value"]),
