@@ -13,7 +13,9 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from analysis.cheapest import Cheapest, Within, cheapest
 from analysis.compare import best_so_far, final_by, findings
+from analysis.finalists import finalists
 from analysis.leaderboard import best, leaderboard, render_leaderboard
 from analysis.load import Sweep, load
 from analysis.status import render_status, status
@@ -39,10 +41,14 @@ if TYPE_CHECKING:
     from analysis.report import write_report
 
 __all__ = [
+    "Cheapest",
     "Sweep",
+    "Within",
     "best",
     "best_so_far",
+    "cheapest",
     "final_by",
+    "finalists",
     "findings",
     "leaderboard",
     "load",

@@ -55,8 +55,8 @@ def _names(sweeps: Sequence[Sweep]) -> list[str]:
 def _renamed(sweep: Sweep, name: str) -> Sweep:
     trials = sweep.trials.set_axis(name + "/" + sweep.trials.index.astype("str"))
     trials["sweep"] = pd.Categorical([name] * len(trials))
-    parent = trials["parent_id"]
-    trials["parent_id"] = (name + "/" + parent).where(parent.notna())
+    for column in ("parent_id", "of"):
+        trials[column] = (name + "/" + trials[column]).where(trials[column].notna())
     longer = {}
     for frame in FRAMES[1:]:
         held = getattr(sweep, frame)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from analysis.eligible import why_not
+from analysis.finalists import finalists, verdict
 from analysis.leaderboard import leaderboard
 from analysis.load import Sweep
 from analysis.names import number
@@ -27,6 +28,7 @@ def best_so_far(sweep: Sweep) -> pd.DataFrame:
     Raises:
         ConfigError: ``sweep.json`` states no objective or an unreadable constraint.
     """
+    sweep = sweep.searched
     events = sweep.events
     # A trial that was retried ends twice; its last end is the one that counts.
     ends = events[events["state"] == "ended"].groupby("trial", sort=False)["time"].last()
@@ -62,6 +64,7 @@ def final_by(sweep: Sweep, param: str, metric: str | None = None, bins: int = 4)
     """
     import pandas as pd
 
+    sweep = sweep.searched
     wanted = metric or sweep.metric
     column = "value" if wanted == sweep.metric else f"final.{wanted}"
     trials = sweep.trials
@@ -122,10 +125,14 @@ def findings(sweep: Sweep) -> list[str]:
     if eligible.empty:
         return [*said, "No trial is eligible: none completed and satisfied every constraint."]
     first = eligible.iloc[0]
-    said.append(
-        f"The best of {len(eligible)} eligible trials is {first['trial']} with "
-        f"{sweep.metric} = {number(first['value'])}{_lead(eligible)}."
-    )
+    chosen = finalists(sweep)
+    if len(chosen):
+        said.append(_tested(chosen.iloc[0], len(chosen), sweep))
+    else:
+        said.append(
+            f"The best of {len(eligible)} eligible trials is {first['trial']} with "
+            f"{sweep.metric} = {number(first['value'])}{_lead(eligible)}."
+        )
     middle = eligible["value"].median()
     said.append(
         f"Eligible trials reach from {number(eligible['value'].min())} to "
@@ -134,8 +141,20 @@ def findings(sweep: Sweep) -> list[str]:
     return said + _from_start(sweep, str(first["trial"])) + _kl(eligible, sweep.metric)
 
 
+def _tested(first: pd.Series[Any], count: int, sweep: Sweep) -> str:
+    seeds = int(first["seeds"])
+    span = ""
+    if first["low"] == first["low"]:
+        span = f" ({number(float(first['low']))} to {number(float(first['high']))})"
+    told = (
+        f"Of {count} finalists {first['trial']} is the best on test seeds: {sweep.metric} "
+        f"{number(float(first['test']))}{span} over {seeds} seed{'s' * (seeds > 1)}."
+    )
+    return f"{told} {verdict(sweep)}".rstrip()
+
+
 def _outcomes(sweep: Sweep) -> str:
-    counts = sweep.trials["outcome"].value_counts()
+    counts = sweep.searched.trials["outcome"].value_counts()
     words = ", ".join(f"{count} {name}" for name, count in counts.items() if count)
     return f"{sweep.asked} trials were asked for; {words or 'none has ended'}."
 

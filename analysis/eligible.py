@@ -21,6 +21,7 @@ _ADVICE = {
     "interrupted": "run the sweep again into another folder, and to its end",
     "break": "loosen the constraints, raise the budget or widen the space",
     "no": "see that each trial reports a finite objective",
+    "all": "see why they failed, and raise selection.top",
     "still": "wait until a trial has completed",
 }
 

@@ -17,13 +17,23 @@ STATES = ("queued", "waiting", "placed", "started", "retried", "interrupted", "e
 OUTCOMES = ("completed", "stopped", "diverged", "infeasible", "failed", "lost")
 # ``load`` is a part of ``start``.
 DURATIONS = ("queue", "start", "load", "run", "stop")
-_LASTING = ("number", "parent_id", "fork_iteration", "iteration", "value", "reason")
+PURPOSES = ("search", "test")
+_LASTING = (
+    "number",
+    "purpose",
+    "of",
+    "parent_id",
+    "fork_iteration",
+    "iteration",
+    "value",
+    "reason",
+)
 _PLACEMENT = ("trial", "worker", "roles", "bundle", "node", "cpus", "gpus", "memory_gb")
 
 
 def events_frame(lines: Sequence[Record]) -> pd.DataFrame:
     """The ledger as written: a row per line, ``durations`` spread over ``duration.*`` columns."""
-    known = ("time", "trial", "number", "state", "outcome", "reason", *_LASTING[1:5])
+    known = ("time", "trial", "number", "state", "outcome", "reason", *_LASTING[1:7])
     others = dict.fromkeys(key for line in lines for key in line)
     others.pop("durations", None)
     columns: dict[str, Any] = {
@@ -39,7 +49,8 @@ def events_frame(lines: Sequence[Record]) -> pd.DataFrame:
     columns["trial"] = _category(columns["trial"], list(dict.fromkeys(columns["trial"])))
     columns["state"] = _category(columns["state"], STATES)
     columns["outcome"] = _category(columns["outcome"], OUTCOMES)
-    return pd.DataFrame(columns).astype({"reason": "str", "parent_id": "str"})
+    columns["purpose"] = _category([p or "search" for p in columns["purpose"]], PURPOSES)
+    return pd.DataFrame(columns).astype({"reason": "str", "of": "str", "parent_id": "str"})
 
 
 def last_states(lines: Sequence[Record]) -> dict[str, dict[str, Any]]:
@@ -223,6 +234,8 @@ def trials_frame(
     frame["state"] = _category([s or "unknown" for s in column("state")], STATES)
     frame["outcome"] = _category(column("outcome"), OUTCOMES)
     frame["reason"] = pd.array([r or "" for r in column("reason")], dtype="str")
+    frame["purpose"] = _category([p or "search" for p in column("purpose")], PURPOSES)
+    frame["of"] = pd.array(column("of"), dtype="str")
     frame["parent_id"] = pd.array(column("parent_id"), dtype="str")
     frame["fork_iteration"] = _integers(column("fork_iteration"))
     frame["iteration"] = _integers(column("iteration"))

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from analysis.eligible import none_eligible, why_not
+from analysis.finalists import finalists, verdict
 from analysis.load import Sweep
 from analysis.names import DASH, number, shorten
 from rlhf_core.errors import ConfigError
@@ -31,13 +32,16 @@ def leaderboard(sweep: Sweep, top: int | None = None) -> pd.DataFrame:
         ``value`` float64 (the objective), ``stderr`` float64 (only if the program reports
         ``<objective>_stderr``), ``kl`` float64 (nats, final ``eval/kl_response``, else
         ``kl/response``), ``iterations`` Int64, ``gpu_seconds`` float64, the ``params.*`` columns,
-        and ``why_not`` str. Equal values keep the order of trial numbers.
+        and ``why_not`` str. Equal values keep the order of trial numbers. Where finalists ran on test
+        seeds they come first, by those runs, and have ``test``, ``test_low``, ``test_high`` float64
+        and ``test_seeds`` Int64 (as ``analysis.finalists``); the runs themselves are no rows.
 
     Raises:
         ConfigError: ``sweep.json`` states no objective or an unreadable constraint.
     """
     import pandas as pd
 
+    runs, sweep = finalists(sweep).set_index("trial"), sweep.searched
     trials, objective = sweep.trials, sweep.objective
     board = pd.DataFrame({"trial": trials.index, "outcome": trials["outcome"].array})
     board["value"] = trials["value"].array
@@ -49,15 +53,36 @@ def leaderboard(sweep: Sweep, top: int | None = None) -> pd.DataFrame:
     for column in trials.columns[trials.columns.str.startswith("params.")]:
         board[column] = trials[column].array
     board["why_not"] = why_not(sweep).array
+    board = _with_tests(board, runs)
     ineligible = board["why_not"] != ""
     board = (
         board.assign(_last=ineligible)
         .sort_values("value", ascending=objective.ascending, kind="stable", na_position="last")
-        .sort_values("_last", kind="stable", ignore_index=True)
+        .sort_values(["_last", "_place"], kind="stable", ignore_index=True)
+        .drop(columns="_place")
     )
     ranks = pd.Series(range(1, len(board) + 1), dtype="Int64").where(~board.pop("_last"))
     board.insert(0, "rank", ranks)
     return board if top is None else board.head(top)
+
+
+def _with_tests(board: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
+    """The board with the finalists' columns, and ``_place``: theirs, or behind all of them."""
+    import pandas as pd
+
+    places = pd.Series(range(len(runs)), index=runs.index)
+    board["_place"] = board["trial"].map(places).fillna(len(runs))
+    if runs.empty:
+        return board
+    own = runs.reindex(board["trial"])
+    at = list(board.columns).index("value") + 1
+    for name in ("seeds", "high", "low", "test"):
+        column = own[name].astype("Int64") if name == "seeds" else own[name]
+        column.index = board.index
+        board.insert(at, name if name == "test" else f"test_{name}", column)
+    lost = (own["seeds"] == 0).to_numpy() & (board["why_not"] == "")
+    board["why_not"] = board["why_not"].mask(lost, "all its test runs failed")
+    return board
 
 
 def best(sweep: Sweep) -> str:
@@ -71,7 +96,7 @@ def best(sweep: Sweep) -> str:
         return str(board["trial"].iloc[0])
     if not len(board):
         raise ConfigError(f"no eligible trial: {sweep.path} holds no trials yet; run the sweep")
-    raise ConfigError(none_eligible(sweep))
+    raise ConfigError(none_eligible(sweep.searched))
 
 
 def _first(trials: pd.DataFrame, *columns: str) -> Any:
@@ -104,7 +129,7 @@ def render_leaderboard(sweep: Sweep, top: int | None = 20) -> Table:
     room = WIDTH - sum(map(_width, columns))
     shown = _fitting(board, params, room - taken)
     left = [key for key in params if key not in shown]
-    caption = _caption(board, left, params)
+    caption = "\n".join(filter(None, [verdict(sweep), _caption(board, left, params)]))
     table = Table(
         box=box.SIMPLE_HEAD,
         pad_edge=False,
@@ -195,12 +220,20 @@ def _fixed_columns(board: pd.DataFrame) -> list[_Text]:
         _Text("trial", list(board["trial"])),
         _Text("outcome", [o if isinstance(o, str) else DASH for o in board["outcome"]]),
         _Text("value", values),
+        *_test_column(board),
         _Text("KL", [number(v) for v in board["kl"]]),
         _Text("iter", [DASH if v is None else str(v) for v in _objects(board["iterations"])]),
         _Text("GPU s", [number(v) for v in board["gpu_seconds"]]),
     ]
     # A column without a single number only takes room from the parameters.
     return [c for c in columns if c.title not in ("KL", "GPU s") or set(c.cells) - {DASH}]
+
+
+def _test_column(board: pd.DataFrame) -> list[_Text]:
+    if "test" not in board:
+        return []
+    pairs = zip(board["test"], _objects(board["test_seeds"]), strict=True)
+    return [_Text("test (seeds)", [f"{number(v, 4)} ({n})" if n else DASH for v, n in pairs])]
 
 
 def _broken_rules(board: pd.DataFrame) -> _Text | None:

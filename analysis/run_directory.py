@@ -52,8 +52,9 @@ def from_run_directory(root: Path, cache: bool | None = None) -> Sweep:
 
 def unfinished(trials: pd.DataFrame, asked: int) -> list[str]:
     """What is missing of a sweep that has not reached its end, in one line; none of one that has."""
-    ended = trials["state"] == "ended"
-    total = max(asked, len(trials))
+    ended, searched = trials["state"] == "ended", trials["purpose"] == "search"
+    tests = len(trials) - int(searched.sum())
+    total = max(asked + tests, len(trials))
     if ended.sum() == total:
         return []
     words = []

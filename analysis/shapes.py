@@ -164,6 +164,8 @@ LEDGER = record(
         "state": text,
         "outcome": text,
         "reason": text,
+        "purpose": text,
+        "of": text,
         "parent_id": text,
         "fork_iteration": _COUNT,
         "iteration": _COUNT,

@@ -31,22 +31,24 @@ def status(sweep: Sweep, now: float | None = None) -> dict[str, Any]:
         Plain data. ``name``, ``asked``, ``ended``, ``finished`` (bool), ``states`` and ``outcomes``
         (name: count), ``elapsed`` and ``idle`` (seconds since the first ledger line, and since the
         last sign of life; ``elapsed`` ends with the last ledger line where no trial is under way),
+        ``tests`` (test runs of finalists: ``begun``, ``ended``; the other counts leave them out),
         ``left`` (estimated seconds, None where nothing can be said), ``running`` (list of
         ``trial, iteration, elapsed, value``), ``best`` (``trial, value``, or None), ``failures``
         (list of ``outcome, reason, count, trials``, most frequent first), ``warnings``.
     """
-    trials = sweep.trials
+    trials, tests = sweep.searched.trials, sweep.trials[sweep.trials["purpose"] == "test"]
     first, last = _span(sweep)
-    over = not trials["state"].isin(UNDER_WAY).any()
+    over = not sweep.trials["state"].isin(UNDER_WAY).any()
     clock = last if now is None else now
     running = _running(sweep, clock)
-    ended = int((trials["state"] == "ended").sum())
+    ended, tested = (int((rows["state"] == "ended").sum()) for rows in (trials, tests))
     return {
         "name": sweep.name,
         "metric": _metric(sweep),
         "asked": sweep.asked,
         "ended": ended,
-        "finished": ended >= sweep.asked,
+        "finished": ended >= sweep.asked and tested == len(tests),
+        "tests": {"begun": len(tests), "ended": tested},
         "states": _counts(trials["state"]),
         "outcomes": _counts(trials["outcome"]),
         "elapsed": _difference(_last_line(sweep) if over else clock, first),
@@ -54,7 +56,7 @@ def status(sweep: Sweep, now: float | None = None) -> dict[str, Any]:
         "left": _left(sweep, running),
         "running": running,
         "best": _best(sweep),
-        "failures": _failures(trials),
+        "failures": _failures(sweep.trials),
         # How many have not ended stands in the counts already.
         "warnings": [w for w in sweep.warnings if not w.startswith("unfinished:")],
     }
@@ -112,7 +114,7 @@ def _left(sweep: Sweep, running: list[dict[str, Any]]) -> float | None:
 
     The typical trial is the median of those that completed or that the scheduler stopped.
     """
-    trials = sweep.trials
+    trials = sweep.searched.trials
     ended = trials["state"] == "ended"
     if int(ended.sum()) >= sweep.asked:
         return 0.0
@@ -198,6 +200,9 @@ def _headline(found: dict[str, Any]) -> Lines:
         (f"  {bar}  {found['ended']} of {found['asked']} trials ended", ""),
         *((f"  {line}", "") for line in (outcomes, waiting) if line),
     ]
+    if found["tests"]["begun"]:
+        tests = found["tests"]
+        lines.append((f"  {tests['ended']} of {tests['begun']} test runs of finalists ended", ""))
     times = [f"elapsed {duration(found['elapsed'])}"]
     if not found["finished"]:
         left = found["left"]

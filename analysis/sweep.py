@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +29,9 @@ class Sweep:
         space: Content of ``space.json``; empty where it is missing.
         trials: One row per trial, also for those that never reported. Index ``trial`` (str; of
             several sweeps ``name/trial``). Columns: ``sweep`` category, ``number`` Int64, ``state``
-            and ``outcome`` category (no outcome before the end), ``reason`` str, ``parent_id`` str,
+            and ``outcome`` category (no outcome before the end), ``reason`` str, ``purpose`` category
+            (``search``, or ``test`` of a finalist on a fresh seed), ``of`` str (the finalist that a
+            test run repeats), ``parent_id`` str,
             ``fork_iteration`` Int64, ``iteration`` Int64 (the last one), ``value`` float64 (the
             objective; of a trial that has not ended the last one measured), ``started`` float64
             (seconds since the epoch), ``params.<dotted key>`` (Int64, float64, boolean or
@@ -43,7 +46,8 @@ class Sweep:
             (trial, bundle) before summing. A bundle without a worker has a row without ``worker``.
         events: One row per ledger line: ``time`` float64 (seconds since the epoch), ``trial``,
             ``state`` and ``outcome`` category, ``number``, ``fork_iteration`` and ``iteration``
-            Int64, ``value`` float64, ``reason`` and ``parent_id`` str, ``duration.<phase>`` float64
+            Int64, ``value`` float64, ``purpose`` category, ``reason``, ``of`` and ``parent_id`` str,
+            ``duration.<phase>`` float64
             seconds, and unknown keys as they are.
         warnings: What was missing, unfinished or could not be read, one line each.
     """
@@ -92,9 +96,31 @@ class Sweep:
 
     @property
     def asked(self) -> int:
-        """How many trials the sweep wants; at least as many as there are."""
+        """How many trials of the search the sweep wants; at least as many as there are."""
         wanted = self.info.get("trials")
-        return max(wanted if isinstance(wanted, int) else 0, len(self.trials))
+        searched = int((self.trials["purpose"] == "search").sum())
+        return max(wanted if isinstance(wanted, int) else 0, searched)
+
+    @cached_property
+    def searched(self) -> Sweep:
+        """The sweep without its test runs: what the search tried."""
+        return self._only("search")
+
+    @cached_property
+    def tests(self) -> Sweep:
+        """The test runs of the finalists alone."""
+        return self._only("test")
+
+    def _only(self, purpose: str) -> Sweep:
+        chosen = self.trials["purpose"] == purpose
+        if chosen.all():
+            return self
+        trials = self.trials[chosen]
+        kept: dict[str, Any] = {"trials": trials}
+        for name in FRAMES[1:]:
+            frame = getattr(self, name)
+            kept[name] = frame[frame["trial"].isin(trials.index)].reset_index(drop=True)
+        return replace(self, **kept)
 
     def __repr__(self) -> str:
         """Name, trials by outcome and the best: frames and the record of ``info`` would fill pages."""

@@ -19,6 +19,7 @@ MODULES = (
     "results",
     "report",
     "inspect",
+    "replay",
     "export",
     "import_",
     "prepare",

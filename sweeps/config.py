@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -12,6 +12,7 @@ from rlhf_core.config.resources import Amount
 from rlhf_core.config.trial import TrialConfig
 from rlhf_core.errors import nearest
 
+Seed = Annotated[int, Field(ge=0, lt=2**63)]
 _CONSTRAINT = re.compile(r"^\s*([\w/.]+)\s*(<=|>=|<|>)\s*([-+]?[\d.]+(?:[eE][-+]?\d+)?)\s*$")
 
 
@@ -124,10 +125,36 @@ class GuardsConfig(Group):
 
 
 class SelectionConfig(Group):
+    top: int = option(
+        4, "The best trials that run again on test seeds, at most; 0: none.", unit="trials", ge=0, le=1000
+    )  # fmt: skip
+    test_seeds: Annotated[int, Field(ge=0, le=1000)] | tuple[Seed, ...] = option(
+        3,
+        "Seeds on which each of them runs again, at most: how many, or which, none of them a tuning seed. "
+        "They rank by these runs alone. 0: none.",
+    )
+    share: float = option(
+        0.35,
+        "Test runs cost at most this share of what the search cost; where that does not pay for two trials on "
+        "two seeds, none is run.",
+        gt=0,
+        le=100,
+    )
     test_prompts: int = option(
         256, "Prompts of the last judgement; 0 leaves it out.", unit="prompts", ge=0, le=1_000_000
     )
     seed: int = option(7_000_003, "Sampling seed of the last judgement.", ge=0, lt=2**63)
+
+    @model_validator(mode="after")
+    def _something_to_choose_between(self) -> SelectionConfig:
+        if self.top == 1:
+            raise ValueError(
+                "selection.top: 1 has nothing to be compared with; name 2 or more, or 0"
+            )
+        seeds = self.test_seeds
+        if isinstance(seeds, tuple) and len(set(seeds)) < len(seeds):
+            raise ValueError(f"selection.test_seeds: {list(seeds)} holds a seed twice; remove one")
+        return self
 
 
 class SweepBudget(Group):
@@ -137,6 +164,13 @@ class SweepBudget(Group):
         "GPUs that trials have in use at once, at most; null: what the cluster has. Shared roles come on top.",
         unit="GPUs",
         gt=0,
+    )
+    full_trials: float | None = option(
+        None,
+        "Search and test runs together cost at most so many trials of full length; one that was stopped early "
+        "counts with what it ran.",
+        unit="trials",
+        ge=1,
     )
     retries: int = option(2, "Times a lost trial is run again, from its last checkpoint.", ge=0)
 

@@ -16,13 +16,14 @@ from typing import Any
 from rlhf_core.errors import ConfigError
 from rlhf_core.runtime.placement import Node, PlacementPlan, shortfall
 from sweeps import places
+from sweeps.choice import Choice
 from sweeps.control import Inbox
 from sweeps.decide.failures import SameFailure
 from sweeps.decide.guards import Guards
 from sweeps.decide.leftovers import Leftovers
 from sweeps.decide.stopping import Asha, MedianStopping, NoStopping, Stopping
 from sweeps.decide.waiting import Waiting
-from sweeps.load import Loaded
+from sweeps.load import SEED, Loaded
 from sweeps.outcomes import Outcome, State
 from sweeps.places import ClusterView
 from sweeps.record import RunDirectory
@@ -55,11 +56,15 @@ class Wish:
 
 @dataclass
 class TrialRecord:
-    """What the driver knows of a trial."""
+    """What the driver knows of a trial.
+
+    ``of`` names the finalist whose parameters it tests on another seed; such a trial has no number in the study.
+    """
 
     trial: str
-    number: int
+    number: int | None
     params: dict[str, Any]
+    of: str | None = None
     state: State = State.QUEUED
     outcome: Outcome | None = None
     reason: str = ""
@@ -80,6 +85,11 @@ class TrialRecord:
     def began(self) -> float | None:
         """When its processes were placed, in seconds since the epoch."""
         return self.times.get("placed")
+
+    @property
+    def purpose(self) -> str:
+        """``search``, or ``test`` of a finalist on a fresh seed."""
+        return "search" if self.of is None else "test"
 
     @property
     def ended(self) -> bool:
@@ -114,6 +124,7 @@ class SweepDriver:
         nodes: What the cluster offers, for the check that a trial can ever be placed.
         max_concurrent: Trials that may run at the same time.
         services: Serve the roles that trials share; by default nobody does.
+        clock: Seconds since the epoch.
     """
 
     def __init__(
@@ -124,6 +135,7 @@ class SweepDriver:
         nodes: list[Node],
         max_concurrent: int,
         services: Services | None = None,
+        clock: Callable[[], float] = time.time,
     ) -> None:
         self.loaded, self.directory, self.study, self.nodes = loaded, directory, study, nodes
         self.max_concurrent = max_concurrent
@@ -135,9 +147,11 @@ class SweepDriver:
         self.interrupted = False
         self.cluster_lost = False
         self.crash: Exception | None = None
-        self.started = time.time()
+        self.clock = clock
+        self.started = clock()
         self.problems: list[str] = []
         self.given_up: str | None = None
+        self.choice = Choice(loaded)
         self._stopping = _stopping(loaded)
         self._same = SameFailure()
         guards = loaded.config.guards
@@ -181,13 +195,23 @@ class SweepDriver:
         return self.broken is not None
 
     @property
+    def most_trials(self) -> int:
+        """How many trials there can be, test runs among them."""
+        return self.loaded.config.search.trials + self.choice.most_runs
+
+    @property
     def exhausted(self) -> bool:
         """Whether no further trial is to start."""
-        minutes = self.loaded.config.budget.minutes
-        over = minutes is not None and time.time() - self.started > 60 * minutes
-        handed_out = len(self.records) >= self.loaded.config.search.trials
-        done = over or handed_out or self.study.spent
-        return self.interrupted or done or self.given_up is not None
+        if self.interrupted or self.given_up is not None:
+            return True
+        records, elapsed = self.records.values(), self.clock() - self.started
+        self.choice.spent = self.study.spent
+        if not self.choice.over(records, elapsed):
+            return False
+        # While the search still runs it is not known who will be a finalist.
+        searching = any(not record.ended and record.of is None for record in records)
+        waits = searching and self.choice.most_runs > 0
+        return not waits and self.choice.next_run(records, elapsed) is None
 
     def next_trial(self) -> TrialRecord | None:
         """A trial to run now, or None: wait for a running one. Infeasible ones are recorded and passed over.
@@ -196,7 +220,7 @@ class SweepDriver:
         """
         with self._lock:
             while self.has_work and self._has_slot():
-                record = self._queued_again() if self.again else self._asked()
+                record = self._queued_again() if self.again else self._begun()
                 if record is None:
                     return None
                 refusal = self._refusal(record) or self._serve(record)
@@ -205,20 +229,33 @@ class SweepDriver:
                 self.end(record.trial, Outcome.INFEASIBLE, refusal)
             return None
 
-    def _asked(self) -> TrialRecord | None:
-        asked = self.study.ask()
+    def _begun(self) -> TrialRecord | None:
+        """A new trial: of the search, after its end a finalist on a fresh seed; None: nothing may start yet."""
+        record = self._next_record()
+        if record is not None:
+            self.records[record.trial] = record
+            self._enter(record)
+        return record
+
+    def _next_record(self) -> TrialRecord | None:
+        trial = f"t{len(self.records):04d}"
+        records, elapsed = self.records.values(), self.clock() - self.started
+        self.choice.spent = self.study.spent
+        if self.choice.over(records, elapsed):
+            tested = self.choice.next_run(records, elapsed)
+            if tested is None:
+                return None
+            finalist, seed = tested
+            return TrialRecord(trial, None, {**finalist.params, SEED: seed}, of=finalist.trial)
+        asked = self.study.ask() if self.choice.may_search(records, elapsed) else None
         if asked is None:
             return None
         number, params = asked
-        params = self.loaded.program.absolute(params)
-        record = TrialRecord(f"t{len(self.records):04d}", number, params)
-        self.records[record.trial] = record
-        self._enter(record)
-        return record
+        return TrialRecord(trial, number, self.loaded.program.absolute(params))
 
     def _queued_again(self) -> TrialRecord:
         record = self.records[self.again.pop(0)]
-        record.requeue(time.time())
+        record.requeue(self.clock())
         self._change(record, State.QUEUED)
         return record
 
@@ -233,7 +270,7 @@ class SweepDriver:
             config = program.resolve(base, record.params)
         except ConfigError:
             config = {}
-        record.times["queued"] = time.time()
+        record.times["queued"] = self.clock()
         self.directory.write_trial(record.trial, config, record.params)
         self._change(record, State.QUEUED)
 
@@ -288,7 +325,7 @@ class SweepDriver:
     def placed(self, trial: str) -> None:
         """Its placement group is there and its process is starting."""
         record = self.records[trial]
-        record.times["placed"] = time.time()
+        record.times["placed"] = self.clock()
         # Of a trial that is tried again the last attempt counts.
         record.times.pop("started", None)
         self._change(record, State.PLACED)
@@ -303,7 +340,7 @@ class SweepDriver:
             self.broke(OSError(errno.ENOSPC, f"{trial}: {result['full']}"))
             return
         if record.state is not State.STARTED:
-            record.times["started"] = time.time()
+            record.times["started"] = self.clock()
             self._change(record, State.STARTED)
         if result.get("placement"):
             self.directory.write_placement(trial, result["placement"])
@@ -331,7 +368,8 @@ class SweepDriver:
         objective = metrics.get(self.loaded.config.search.objective)
         if objective is not None:
             record.value = objective
-            self.study.report(record.number, iteration, objective)
+            if record.number is not None:
+                self.study.report(record.number, iteration, objective)
 
     def decide(self, trial: str, result: Mapping[str, Any]) -> bool:
         """Whether the trial goes on after this result.
@@ -350,6 +388,8 @@ class SweepDriver:
         if diverged is not None:
             record.outcome, record.reason = Outcome.DIVERGED, diverged
             return False
+        if record.of is not None:
+            return True
         value = metrics.get(config.scheduler.metric or config.search.objective)
         if value is not None and config.search.direction == "minimize":
             value = -value
@@ -376,9 +416,10 @@ class SweepDriver:
                 return
             record.outcome = record.outcome or outcome or Outcome.LOST
             record.reason = record.reason or reason
-            record.times["ended"] = time.time()
+            record.times["ended"] = self.clock()
             self._change(record, State.ENDED)
-            self.study.tell(record.number, record.outcome, record.value, record.finals)
+            if record.number is not None:
+                self.study.tell(record.number, record.outcome, record.value, record.finals)
             self.ended(record)
 
     def ended(self, record: TrialRecord) -> None:
@@ -388,6 +429,8 @@ class SweepDriver:
             done = answered.action == "stop" and record.reason == BY_COMMAND
             why = "" if done else f"{record.trial} ended before, as {record.outcome}"
             self.answer(answered.command, why)
+        if record.number is None:
+            return
         failed = record.outcome is Outcome.FAILED
         found = self._same.decide(record.number, failed, record.reason)
         self.given_up = self.given_up or found
@@ -400,7 +443,7 @@ class SweepDriver:
     def _pause(self, record: TrialRecord) -> None:
         assert record.wish is not None
         answered, record.wish = record.wish, None
-        record.times["ended"] = time.time()
+        record.times["ended"] = self.clock()
         self._change(record, State.PAUSED)
         self.answer(answered.command)
 
@@ -414,7 +457,7 @@ class SweepDriver:
         if self.broken is not None:
             return
         for record in self.live:
-            record.times["ended"] = time.time()
+            record.times["ended"] = self.clock()
             self._change(record, State.INTERRUPTED)
         self.directory.event("interrupted")
 
@@ -443,6 +486,8 @@ class SweepDriver:
                 "state": str(record.state),
                 "outcome": str(record.outcome) if record.state is State.ENDED else None,
                 "reason": record.reason,
+                "purpose": record.purpose,
+                "of": record.of,
                 "parent_id": None,
                 "fork_iteration": None,
                 "iteration": record.iteration,

@@ -28,7 +28,8 @@ class Past:
 
     Attributes:
         trial: Its id.
-        number: Its number in the study.
+        number: Its number in the study; None of a finalist's test run.
+        of: The finalist that it runs again on a fresh seed, or None.
         params: What was searched.
         state: Of the last ledger line.
         outcome: How it ended, or None.
@@ -40,8 +41,9 @@ class Past:
     """
 
     trial: str
-    number: int
+    number: int | None
     params: dict[str, Any]
+    of: str | None = None
     state: State = State.QUEUED
     outcome: Outcome | None = None
     reason: str = ""
@@ -123,7 +125,7 @@ def read_history(directory: Path) -> History:
     for line in ledger:
         trial = line.get("trial")
         if trial not in trials:
-            trials[trial] = Past(trial, line["number"], _params(directory, trial))
+            trials[trial] = Past(trial, line["number"], _params(directory, trial), line.get("of"))
         _take(trials[trial], line, spans.setdefault(trial, {}))
     for trial, past in trials.items():
         past.metrics = read_lines(directory / f"trials/{trial}/metrics.jsonl")

@@ -24,6 +24,7 @@ from sweeps.spaces import corner_points, read_space, rule_problems
 
 # Endings by which ``base`` tells a file from a preset.
 FILES = (".yaml", ".yml", ".json")
+SEED = "seed"
 
 
 @dataclass(frozen=True)
@@ -101,13 +102,16 @@ def read_sweep(source: str) -> dict[str, Any]:
 
 
 def load_sweep(
-    source: str | Mapping[str, Any], overrides: Mapping[str, Any] | None = None
+    source: str | Mapping[str, Any],
+    overrides: Mapping[str, Any] | None = None,
+    program: TrialProgram | None = None,
 ) -> Loaded:
     """Reads and checks a sweep.
 
     Args:
         source: A file, a preset's name, or plain values.
         overrides: ``{dotted key of the sweep: value}``, e.g. ``base.budget.iterations``.
+        program: What a trial runs, in the place of what the sweep names.
 
     Raises:
         ConfigError: With all problems found.
@@ -116,7 +120,7 @@ def load_sweep(
     values = read_sweep(source) if isinstance(source, str) else dict(source)
     values = _overridden(values, overrides or {}, name)
     config = validate(SweepConfig, {**values, "base": {}, "space": {}}, name)
-    program = load_program(config.program)
+    program = program or load_program(config.program)
     base = nest(program.absolute(flat(values.get("base") or {}, frozenset(program.keys()))))
     base = _with_affinity(base, config, name)
     notes: dict[str, None] = {}
@@ -216,8 +220,32 @@ def _problems(loaded: Loaded) -> list[str]:
     found += unknown_metrics
     if sound and not unknown_metrics:
         found += _unmeasured(loaded)
+    found += _seed_problems(loaded)
     found += _sampler_problems(loaded)
     return found
+
+
+def _seed_problems(loaded: Loaded) -> list[str]:
+    """Test seeds that no trial can have, or that trials of the search have as well."""
+    asked, base = loaded.config.selection.test_seeds, loaded.base.get(SEED)
+    keys = loaded.program.keys()
+    if SEED not in keys:
+        named = "test_seeds" in loaded.config.selection.model_fields_set and asked
+        return ["selection.test_seeds: trials of this program have no seed; set it to 0"] * bool(
+            named
+        )
+    if isinstance(asked, int):
+        return []
+    tuned = loaded.space.get(SEED)
+    used = [
+        seed
+        for seed in asked
+        if (tuned.domain.contains(seed) if tuned else seed == (0 if base is None else base))
+    ]
+    return [
+        f"selection.test_seeds: {seed} is a seed of the search as well; name another one"
+        for seed in used
+    ]
 
 
 def _sampler_problems(loaded: Loaded) -> list[str]:

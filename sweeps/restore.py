@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import time
 
+from sweeps.choice import Choice
 from sweeps.control import Inbox
-from sweeps.driver import SweepDriver, TrialRecord
+from sweeps.driver import SweepDriver, TrialRecord, numbers
 from sweeps.history import Ended, History, Past
+from sweeps.load import Loaded
 from sweeps.outcomes import Outcome, State
 
 
@@ -31,11 +33,26 @@ def restore(driver: SweepDriver, history: History) -> None:
         _take_up(driver, driver.records[past.trial])
 
 
+def is_done(loaded: Loaded, history: History) -> bool:
+    """Whether no trial of a sweep is to run any more: neither of the search nor a finalist again."""
+    if any(past.state is not State.PAUSED for past in history.unfinished):
+        return False
+    records = [_record(past) for past in history.trials.values()]
+    for record in records:
+        for line in history.trials[record.trial].metrics:
+            record.iteration = line["iteration"]
+            record.finals |= numbers(line)
+        record.value = record.finals.get(loaded.config.search.objective)
+    choice = Choice(loaded)
+    return choice.over(records, history.ran_s) and choice.next_run(records, history.ran_s) is None
+
+
 def _record(past: Past) -> TrialRecord:
     return TrialRecord(
         trial=past.trial,
         number=past.number,
         params=past.params,
+        of=past.of,
         state=past.state,
         outcome=past.outcome,
         reason=past.reason,
@@ -49,7 +66,8 @@ def _replay(driver: SweepDriver, history: History) -> None:
     for moment in history.in_order():
         record, past = driver.records[moment.trial], history.trials[moment.trial]
         if isinstance(moment, Ended):
-            driver.study.tell(record.number, past.outcome, record.value, record.finals)
+            if record.number is not None:
+                driver.study.tell(record.number, past.outcome, record.value, record.finals)
             driver.ended(record)
             continue
         # Tune does not ask the scheduler about a trial's own last result.

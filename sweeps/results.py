@@ -10,8 +10,12 @@ from typing import Any
 from rich.console import Console
 
 import analysis
+from analysis.finalists import tested_as
+from analysis.selection import Tested, rank
+from analysis.sweep import Sweep
 from rlhf_core.errors import ConfigError, RlhfError
 from rlhf_core.store import LocalStore, open_store
+from sweeps.driver import SweepDriver
 from sweeps.load import Loaded
 from sweeps.record import storage_root, strict_json
 
@@ -57,6 +61,27 @@ def write_results(loaded: Loaded, directory: Path, console: Console) -> Results:
     return Results(directory, best, judgement, tuple(notes))
 
 
+def chosen(driver: SweepDriver) -> str | None:
+    """The trial that is chosen, by what the driver knows: as ``analysis.best`` chooses from the run directory."""
+    records = driver.records.values()
+    candidates = {r.trial: driver.choice.candidate(r) for r in records if r.ended}
+    tested: dict[str, list[Any]] = {}
+    for record in records:
+        if record.of is not None and record.trial in candidates:
+            tested.setdefault(record.of, []).append(candidates[record.trial])
+    runs = {
+        trial: Tested([c.value for c in own if c.eligible], sum(not c.eligible for c in own))
+        for trial, own in tested.items()
+    }
+    # Candidates are signed so that larger is better.
+    if ranked := rank(runs, ascending=False):
+        return ranked[0]
+    untested = [r for r in records if r.of is None and r.trial not in runs and r.ended]
+    eligible = [candidates[r.trial] for r in untested if candidates[r.trial].eligible]
+    best = max(eligible, key=lambda c: c.value, default=None)
+    return None if best is None else best.trial
+
+
 def _judge(
     loaded: Loaded, directory: Path, best: str, notes: list[str], console: Console
 ) -> dict[str, Any] | None:
@@ -80,12 +105,13 @@ def _config(directory: Path, trial: str) -> dict[str, Any]:
 
 
 def _write_best(
-    sweep: Any, loaded: Loaded, directory: Path, best: str, judgement: dict[str, Any] | None
+    sweep: Sweep, loaded: Loaded, directory: Path, best: str, judgement: dict[str, Any] | None
 ) -> None:
     store = LocalStore(directory)
     row, objective = sweep.trials.loc[best], loaded.config.search.objective
     document = {
         "trial": best,
+        "test": tested_as(sweep, best),
         "outcome": str(row["outcome"]),
         "objective": objective,
         "value": float(row["value"]),

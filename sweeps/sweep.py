@@ -31,7 +31,7 @@ from sweeps.load import Loaded, load_sweep
 from sweeps.outcomes import State
 from sweeps.plan import SweepPlan, plan_sweep, spill_note, unfit
 from sweeps.record import RunDirectory, check_target, settings, storage_root, versions
-from sweeps.restore import restore
+from sweeps.restore import is_done, restore
 from sweeps.results import Results, write_results
 from sweeps.services import asked_at_corners
 from sweeps.signals import sigterm_interrupts
@@ -262,10 +262,8 @@ class Before:
 
     def is_done(self, loaded: Loaded, directory: Path) -> bool:
         """Whether no trial is to run any more."""
-        asked = [c.action for c in Inbox(directory, self.history.answered).read()]
-        begun = len(self.history.trials)
-        open_ = [p for p in self.history.unfinished if p.state is not State.PAUSED]
-        return not asked and not open_ and begun >= loaded.config.search.trials
+        asked = Inbox(directory, self.history.answered).read()
+        return not asked and is_done(loaded, self.history)
 
 
 def _raise_what_ended(driver: SweepDriver) -> None:

@@ -40,7 +40,8 @@ class Importances(NamedTuple):
 
 def importance_data(sweep: Sweep, repeats: int = 30) -> Importances:
     """Both importances; ``repeats`` resamples of the trials give the intervals."""
-    done = sweep.trials[(sweep.trials["outcome"] == "completed") & sweep.trials["value"].notna()]
+    trials = sweep.searched.trials
+    done = trials[(trials["outcome"] == "completed") & trials["value"].notna()]
     # A forest of many trials takes seconds; resampling it would take minutes.
     forests = repeats // 3 if len(done) <= _MOST_RESAMPLED else 0
     counts: dict[Method, int] = {"ped-anova": repeats, "fanova": forests}

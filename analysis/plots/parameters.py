@@ -51,7 +51,7 @@ def parameter_data(sweep: Sweep, params: Sequence[str] | None = None) -> Paramet
         sweep: A loaded sweep.
         params: Dotted keys to show; by default all that took at least two values, but for the seed.
     """
-    trials = sweep.trials
+    trials = sweep.searched.trials
     held = {key: axis for key, axis in sweep.axes.items() if f"params.{key}" in trials}
     varied = [k for k in held if k != SEED and trials[f"params.{k}"].nunique() > 1]
     chosen = [key for key in (varied if params is None else params) if key in held]

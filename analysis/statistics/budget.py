@@ -37,6 +37,7 @@ def budget_correlation(
     Raises:
         ConfigError: No trial reports the metric; near misses are named.
     """
+    sweep = sweep.searched
     wanted = metric or sweep.metric
     if wanted not in sweep.iterations:
         hint = nearest(wanted, map(str, sweep.iterations.columns[3:]))

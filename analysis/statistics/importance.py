@@ -49,6 +49,7 @@ def importance(
     """
     if method not in ("ped-anova", "fanova"):
         raise ConfigError(f"method: must be ped-anova or fanova, got {method!r}")
+    sweep = sweep.searched
     trials = sweep.trials
     done = trials[(trials["outcome"] == "completed") & trials["value"].notna()]
     axes = {key: axis for key, axis in sweep.axes.items() if _usable(done, key)}

@@ -87,10 +87,17 @@ def _share(between: float, within: float) -> float:
 def replicates(sweep: Sweep) -> dict[tuple[str, ...], pd.Series[Any]]:
     """The values of completed trials that differ in nothing but their seed.
 
+    Where finalists ran on test seeds these are their runs, without the trials of the search: what made a trial a
+    finalist is no fair draw of its configuration.
+
     Returns:
         By configuration (the ids of its trials), the objective of at least two trials by id.
     """
     done = sweep.trials[(sweep.trials["outcome"] == "completed") & sweep.trials["value"].notna()]
+    tests = done[done["purpose"] == "test"]
+    if len(tests):
+        named = tests.groupby("of", sort=False)["value"]
+        return {(str(of), *map(str, own.index)): own for of, own in named if len(own) > 1}
     params = [c for c in done.columns if c.startswith("params.") and c != f"params.{SEED}"]
     if done.empty or not params:
         return {}

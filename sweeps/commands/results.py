@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import argparse
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import analysis
 from analysis import shapes
 from analysis.files import read_object
+from analysis.finalists import tested_as
+from rlhf_core.errors import ConfigError
 from sweeps.commands.files import path_argument
 from sweeps.record import strict_json
 from sweeps.terminal import make_console, print_judgement
@@ -35,6 +38,15 @@ def register(subparsers: Any) -> None:
     )
     best.add_argument("directory", type=path_argument, metavar="DIR", help=DIRECTORY)
     best.add_argument("--json", action="store_true", help="for programs")
+    best.add_argument(
+        "--within",
+        metavar="REACH",
+        help="with --cheapest: how far behind the best value a trial may be, as a share of it such as 5%%, or as "
+        "an amount such as 0.1",
+    )
+    best.add_argument(
+        "--cheapest", action="store_true", help="with --within: the one of these that cost least"
+    )
     best.set_defaults(run=run_best)
 
 
@@ -48,8 +60,15 @@ def run_status(args: argparse.Namespace) -> int:
 
 
 def run_best(args: argparse.Namespace) -> int:
+    if args.cheapest != (args.within is not None):
+        given, other = (
+            ("--cheapest", "--within 5%") if args.cheapest else ("--within", "--cheapest")
+        )
+        raise ConfigError(f"{given} needs {other} beside it")
+    within = analysis.Within.parse(args.within) if args.cheapest else None
     sweep = analysis.load(args.directory)
-    trial = analysis.best(sweep)
+    found = None if within is None else analysis.cheapest(sweep, within)
+    trial = analysis.best(sweep) if found is None else found.trial
     place = f"trials/{trial}/params.json"
     params = read_object(args.directory / place, place, [], shapes.PARAMS) or {}
     document = {
@@ -57,6 +76,8 @@ def run_best(args: argparse.Namespace) -> int:
         "objective": sweep.objective.metric,
         "value": float(sweep.trials.loc[trial, "value"]),
         "params": params,
+        "test": tested_as(sweep, trial),
+        "cheapest": None if found is None else found._asdict(),
         "judgement": _judgement(args.directory, trial),
     }
     if args.json:
@@ -64,6 +85,9 @@ def run_best(args: argparse.Namespace) -> int:
         return 0
     console = make_console()
     console.print(f"[bold]{trial}[/bold]  {document['objective']} {document['value']:.4f}")
+    for line in (_tested_line(document["test"]), _cheapest_line(found)):
+        if line:
+            console.print(line, soft_wrap=True)
     for key, value in params.items():
         console.print(
             f"  {key:<28} {value:.6g}" if isinstance(value, float) else f"  {key:<28} {value}"
@@ -71,10 +95,32 @@ def run_best(args: argparse.Namespace) -> int:
     if document["judgement"]:
         print_judgement(console, trial, document["judgement"])
     alone = args.directory / "best.yaml"
-    if not alone.exists():
+    if found is not None or not alone.exists():
         alone = args.directory / f"trials/{trial}/config.json"
     console.print(f"run it alone: rlhf-sweep train {alone}", soft_wrap=True)
     return 0
+
+
+def _tested_line(test: Mapping[str, Any] | None) -> str:
+    if test is None or not test["seeds"]:
+        return ""
+    span = "" if test["low"] != test["low"] else f" ({test['low']:.4f} to {test['high']:.4f})"
+    seeds = f"{test['seeds']} test seed{'s' * (test['seeds'] > 1)}"
+    return f"  {test['test']:.4f}{span} on {seeds}. {test['verdict']}".rstrip()
+
+
+def _cheapest_line(found: analysis.Cheapest | None) -> str:
+    if found is None:
+        return ""
+    if found.trial == found.best:
+        return (
+            f"  the best is the cheapest of {found.within} trials within reach: {found.cost:.4g} s"
+        )
+    share = 1 - found.cost / found.best_cost if found.best_cost else 0.0
+    return (
+        f"  cheapest of {found.within} within reach of {found.best} ({found.best_value:.4f}): "
+        f"{found.cost:.4g} s of {found.metric}, {share:.0%} less"
+    )
 
 
 def _judgement(directory: Path, trial: str) -> dict[str, Any] | None:

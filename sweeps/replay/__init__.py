@@ -1,1 +1,1 @@
-"""Sweeps played against recorded learning curves, and the recorder of those curves."""
+"""Sweeps played against recorded curves in virtual time (docs/replay.md), and the recorder of such curves."""

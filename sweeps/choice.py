@@ -1,0 +1,120 @@
+"""When the search of a sweep is over, and which trials run again: ``decide.selection`` on the driver's trials."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+from typing import TYPE_CHECKING
+
+from sweeps.config import Constraint
+from sweeps.decide.selection import Candidate, Rule, finalists, fresh_seeds, test_runs
+from sweeps.load import SEED, Loaded
+from sweeps.outcomes import Outcome
+
+if TYPE_CHECKING:
+    from sweeps.driver import TrialRecord
+
+
+class Choice:
+    """Of a sweep; all it says follows from the records it is given.
+
+    Args:
+        loaded: The sweep. A program whose trials have no ``seed`` runs nothing again.
+    """
+
+    def __init__(self, loaded: Loaded) -> None:
+        self._loaded, selection = loaded, loaded.config.selection
+        # Whether the searcher has nothing left to propose.
+        self.spent = False
+        asked = selection.test_seeds
+        count = asked if isinstance(asked, int) else len(asked)
+        keys = loaded.program.keys()
+        count = count if SEED in keys else 0
+        self.rule = Rule(selection.top, count, selection.share)
+        self._horizon = loaded.program.iterations(loaded.base)
+        self._constraints = [Constraint.parse(text) for text in loaded.config.search.constraints]
+
+    @property
+    def most_runs(self) -> int:
+        """How many test runs there can be."""
+        finalists, seeds = self.rule.runs(self._loaded.config.search.trials)
+        return finalists * seeds
+
+    def may_search(self, records: Collection[TrialRecord], elapsed: float) -> bool:
+        """Whether the budget lets another trial of the search start now."""
+        budget, searched = self._loaded.config.budget, _searched(records)
+        spent = self.bill(searched)
+        if budget.minutes is not None:
+            kept = self.rule.share / (1 + self.rule.share) if any(self.rule.runs(spent)) else 0.0
+            if elapsed > 60 * budget.minutes * (1 - kept):
+                return False
+        if budget.full_trials is None:
+            return True
+        return spent + 1 <= self.rule.search_part(budget.full_trials) + 1e-9
+
+    def over(self, records: Collection[TrialRecord], elapsed: float) -> bool:
+        """Whether no trial of the search will start any more."""
+        if self.spent:
+            return True
+        limits = (self._loaded.config.budget.minutes, self._loaded.config.budget.full_trials)
+        if limits == (None, None) and len(records) < self._loaded.config.search.trials:
+            return False
+        searched = _searched(records)
+        if len(searched) >= self._loaded.config.search.trials:
+            return True
+        # A running trial that is stopped early may leave enough for another one.
+        waits = any(not record.ended for record in searched)
+        timed = self._loaded.config.budget.full_trials is None
+        return not self.may_search(records, elapsed) and (timed or not waits)
+
+    def bill(self, records: Collection[TrialRecord]) -> float:
+        """What trials cost, in full trials; one that runs counts as a whole one."""
+        longest = self._horizon or max((r.iteration for r in records), default=0) or 1
+        return sum(min(1.0, r.iteration / longest) if r.ended else 1.0 for r in records)
+
+    def next_run(
+        self, records: Collection[TrialRecord], elapsed: float
+    ) -> tuple[TrialRecord, int] | None:
+        """The next finalist to run again and its seed, once the whole search has ended; None: nothing."""
+        minutes = self._loaded.config.budget.minutes
+        late = minutes is not None and elapsed > 60 * minutes
+        if late or not self.most_runs or not self.over(records, elapsed):
+            return None
+        if any(not record.ended for record in _searched(records)):
+            return None
+        begun = {(record.of, record.params.get(SEED)) for record in records if record.of}
+        by_id = {record.trial: record for record in records}
+        left = [run for run in self.planned(records) if run not in begun]
+        return (by_id[left[0][0]], left[0][1]) if left else None
+
+    def planned(self, records: Collection[TrialRecord]) -> list[tuple[str, int]]:
+        """``(finalist, seed)`` of all test runs of a search that has ended."""
+        searched, total = _searched(records), self._loaded.config.budget.full_trials
+        spent = self.bill(searched)
+        if total is not None:
+            spent = min(len(searched), total / (1 + self.rule.share))
+        top, count = self.rule.runs(spent)
+        asked = self._loaded.config.selection.test_seeds
+        wanted = count if isinstance(asked, int) else asked[:count]
+        seeds = fresh_seeds(wanted, self._tuning_seeds(searched))
+        return test_runs(finalists(map(self.candidate, searched), top), seeds)
+
+    def _tuning_seeds(self, searched: Collection[TrialRecord]) -> set[int]:
+        base = self._loaded.program.resolve(self._loaded.base, {}).get(SEED)
+        return {record.params.get(SEED, base) for record in searched}
+
+    def candidate(self, record: TrialRecord) -> Candidate:
+        """What decides over a trial that ended."""
+        value = math.nan if record.value is None else record.value
+        broken = any(
+            not rule.violation(record.finals.get(rule.metric, math.nan)) <= 0
+            for rule in self._constraints
+        )
+        eligible = record.outcome is Outcome.COMPLETED and math.isfinite(value) and not broken
+        sign = 1.0 if self._loaded.config.search.direction == "maximize" else -1.0
+        params = tuple((key, value) for key, value in record.params.items() if key != SEED)
+        return Candidate(record.trial, sign * value, eligible, params)
+
+
+def _searched(records: Collection[TrialRecord]) -> list[TrialRecord]:
+    return [record for record in records if record.of is None]
