@@ -14,14 +14,15 @@ from typing import Any
 
 from rlhf_core.errors import ConfigError
 from rlhf_core.runtime.placement import Node, find_shortfall, group_request, shortfall
+from sweeps import pausing
 from sweeps.decide.failures import SameFailure
-from sweeps.decide.guards import Guards
 from sweeps.decide.leftovers import Leftovers, beyond, in_words, total
-from sweeps.decide.stopping import Asha, MedianStopping, NoStopping, Stopping
+from sweeps.decide.scheduling import Exploit, GoOn, Pause, Stop
 from sweeps.decide.waiting import GiveUp, Look, Looked, Pending, Tell, Waiting, decide
 from sweeps.load import Loaded
 from sweeps.outcomes import Outcome, State
 from sweeps.record import RunDirectory
+from sweeps.schedulers import make_guards, make_scheduler, pauses, report
 from sweeps.services import NoServices, Services
 
 # Keys of Tune's result that belong to the protocol between trial and driver, not to the metrics.
@@ -45,6 +46,9 @@ class TrialRecord:
     times: dict[str, float] = field(default_factory=dict)
     durations: dict[str, float] = field(default_factory=dict)
     services: dict[str, dict[str, Any]] = field(default_factory=dict)
+    # Why the scheduler took it from its place, as long as it has none; whose copy it is, for forks.install.
+    held: Pause | Exploit | None = None
+    fork: dict[str, Any] | None = None
 
     @property
     def began(self) -> float | None:
@@ -53,7 +57,8 @@ class TrialRecord:
 
     @property
     def ended(self) -> bool:
-        return self.state in (State.ENDED, State.INTERRUPTED)
+        """Whether nothing of it runs or waits for a place; a paused one goes on later."""
+        return self.state in (State.ENDED, State.INTERRUPTED, State.PAUSED)
 
 
 @dataclass(frozen=True)
@@ -109,10 +114,12 @@ class SweepDriver:
         self.started = time.time()
         self.problems: list[str] = []
         self.given_up: str | None = None
-        self._stopping = _stopping(loaded)
+        # Trials that are to be queued again, and those that the scheduler lets wait.
+        self.again: list[str] = []
+        self.paused: dict[str, TrialRecord] = {}
+        self.scheduler = make_scheduler(loaded, max_concurrent)
         self._same = SameFailure()
-        guards = loaded.config.guards
-        self._guards = Guards(guards.max_kl, guards.patience)
+        self._guards = make_guards(loaded.config.guards)
         self.waiting = Waiting()
         self.leftovers = Leftovers()
         self.first_placement: tuple[str, Mapping[str, Any]] | None = None
@@ -132,20 +139,41 @@ class SweepDriver:
         handed_out = len(self.records) >= self.loaded.config.search.trials
         return self.interrupted or over or handed_out or self.given_up is not None
 
+    @property
+    def may_go_on(self) -> bool:
+        """Whether trials may be handed out once running ones give up their place or end."""
+        if self.interrupted or self.given_up is not None:
+            return False
+        return not self.exhausted or bool(self.again) or pauses(self.loaded.config.scheduler)
+
     def next_trial(self) -> TrialRecord | None:
         """A trial to run now, or None: wait for a running one. Infeasible ones are recorded and passed over."""
         with self._lock:
-            while not self.exhausted and self._has_slot():
-                number, params = self.study.ask()
-                params = self.loaded.program.absolute(params)
-                record = TrialRecord(f"t{len(self.records):04d}", number, params)
-                self.records[record.trial] = record
-                self._enter(record)
-                refusal = self._refusal(params) or self._serve(record)
+            while self.may_go_on and self._has_slot():
+                pausing.release(self)
+                if self.exhausted and not self.again:
+                    return None
+                record = self._queued_again() if self.again else self._asked()
+                refusal = self._refusal(record.params) or self._serve(record)
                 if refusal is None:
                     return record
                 self.end(record.trial, Outcome.INFEASIBLE, refusal)
             return None
+
+    def _asked(self) -> TrialRecord:
+        number, params = self.study.ask()
+        params = self.loaded.program.absolute(params)
+        record = TrialRecord(f"t{len(self.records):04d}", number, params)
+        self.records[record.trial] = record
+        self.scheduler.join(record.trial, params)
+        self._enter(record)
+        return record
+
+    def _queued_again(self) -> TrialRecord:
+        record = self.records[self.again.pop(0)]
+        record.held, record.durations, record.times = None, {}, {"queued": time.time()}
+        self._change(record, State.QUEUED)
+        return record
 
     def _has_slot(self) -> bool:
         """Trials whose nodes are not there hold no slot, up to as many as may run."""
@@ -302,18 +330,21 @@ class SweepDriver:
         """Whether the trial goes on after this result."""
         record, config = self.records[trial], self.loaded.config
         metrics, iteration = numbers(result), int(result.get("iteration", 0))
-        diverged = self._guards.decide(trial, metrics)
+        diverged = self._guards.decide(trial, iteration, metrics)
         if diverged is not None:
             record.outcome, record.reason = Outcome.DIVERGED, diverged
+            self.scheduler.forget(trial)
             return False
-        value = metrics.get(config.scheduler.metric or config.search.objective)
-        if value is not None and config.search.direction == "minimize":
-            value = -value
-        behind = self._stopping.decide(trial, iteration, value)
-        if behind is not None:
-            record.outcome, record.reason = Outcome.STOPPED, behind
-            return False
-        return True
+        action = self.scheduler.decide(report(config, trial, iteration, metrics))
+        if isinstance(action, GoOn):
+            record.held = None
+        elif isinstance(action, Stop):
+            record.outcome, record.reason = Outcome.STOPPED, action.reason
+        else:
+            record.held = action
+            if isinstance(action, Exploit):
+                self._guards.fork(trial, action.source, action.step)
+        return isinstance(action, GoOn)
 
     def retried(self, trial: str, reason: str) -> None:
         """Its processes were lost; it starts again from its last checkpoint."""
@@ -325,7 +356,10 @@ class SweepDriver:
         """The trial is over; ending it twice changes nothing."""
         with self._lock:
             record = self.records[trial]
-            if record.ended:
+            if record.state in (State.ENDED, State.INTERRUPTED):
+                return
+            if record.held is not None and outcome is Outcome.COMPLETED and record.outcome is None:
+                pausing.pause(self, record)
                 return
             record.outcome = record.outcome or outcome or Outcome.LOST
             record.reason = record.reason or reason
@@ -346,6 +380,10 @@ class SweepDriver:
 
     # The ledger
 
+    def note(self, record: TrialRecord, state: State, **extra: Any) -> None:
+        """Writes a line of a trial in a new state."""
+        self._change(record, state, **extra)
+
     def _change(self, record: TrialRecord, state: State, **extra: Any) -> None:
         record.state = state
         self._line(record, **extra)
@@ -358,8 +396,8 @@ class SweepDriver:
                 "state": str(record.state),
                 "outcome": str(record.outcome) if record.state is State.ENDED else None,
                 "reason": record.reason,
-                "parent_id": None,
-                "fork_iteration": None,
+                "parent_id": record.fork and record.fork["source"],
+                "fork_iteration": record.fork and record.fork["step"],
                 "iteration": record.iteration,
                 "value": record.value,
                 "durations": self._durations(record),
@@ -388,14 +426,3 @@ def numbers(result: Mapping[str, Any]) -> dict[str, float]:
         and isinstance(value, int | float)
         and not isinstance(value, bool)
     }
-
-
-def _stopping(loaded: Loaded) -> Stopping:
-    config = loaded.config
-    scheduler = config.scheduler
-    if scheduler.kind == "asha":
-        horizon = loaded.program.iterations(loaded.base)
-        return Asha(scheduler.grace, scheduler.reduction, horizon)
-    if scheduler.kind == "median":
-        return MedianStopping(scheduler.grace, scheduler.min_trials)
-    return NoStopping()

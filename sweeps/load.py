@@ -15,8 +15,8 @@ from rlhf_core.errors import ConfigError, nearest
 from rlhf_core.paths import user_path
 from search_spaces import Space, SpaceError, codec, presets
 from sweeps.config import Constraint, SweepConfig
-from sweeps.decide.guards import GUARDED
 from sweeps.programs.base import TrialProgram, load_program
+from sweeps.schedulers import named_metrics, problems
 
 # Endings by which ``base`` tells a file from a preset.
 FILES = (".yaml", ".yml", ".json")
@@ -165,7 +165,7 @@ def _problems(loaded: Loaded) -> list[str]:
     unknown_metrics = _metric_problems(config, program.metrics(loaded.base, tuple(space)))
     found += unknown_metrics
     if sound and not unknown_metrics:
-        found += _unmeasured(loaded)
+        found += [*_unmeasured(loaded), *problems(loaded)]
     for number, point in enumerate(config.search.points):
         strange = [key for key in point if key not in space]
         found += [
@@ -219,13 +219,9 @@ def _metric_problems(config: SweepConfig, known: Collection[str] | None) -> list
 
 def _named_metrics(config: SweepConfig) -> dict[str, str]:
     """``{key of the sweep: metric it looks at}``."""
-    named = {"search.objective": config.search.objective}
-    if config.scheduler.metric:
-        named["scheduler.metric"] = config.scheduler.metric
+    named = {"search.objective": config.search.objective, **named_metrics(config)}
     for i, text in enumerate(config.search.constraints):
         named[f"search.constraints[{i}]"] = Constraint.parse(text).metric
-    if config.guards.max_kl is not None:
-        named["guards.max_kl"] = GUARDED
     return named
 
 

@@ -24,5 +24,6 @@ class State(StrEnum):
     PLACED = "placed"
     STARTED = "started"
     RETRIED = "retried"
+    PAUSED = "paused"
     INTERRUPTED = "interrupted"
     ENDED = "ended"

@@ -47,7 +47,9 @@ class RunningTrial(Protocol):
 
     It may also have ``events() -> list[str]``: what happened to its processes since last asked, for the ledger;
     and ``restart(TrialContext) -> bool``: begins another trial of the same program in its processes, or False once
-    it has ended them.
+    it has ended them. Where its program is ``mutable`` it has ``save(IterationMetrics)``: a checkpoint of the
+    iteration yielded last, in ``TrialContext.store`` as ``rlhf_core.checkpoint`` lays it out, none removed that
+    ``rlhf_core.forks`` holds.
     """
 
     def __iter__(self) -> Iterator[IterationMetrics]: ...
@@ -74,9 +76,12 @@ class TrialProgram(Protocol):
 
     Attributes:
         warm: Whether a process of it may serve one trial after the other.
+        mutable: Dotted keys whose values take effect anew when a trial starts from a checkpoint; empty: its trials
+            cannot be paused and copied.
     """
 
     warm: ClassVar[bool] = False
+    mutable: ClassVar[tuple[str, ...]] = ()
 
     def keys(self) -> tuple[str, ...]:
         """Dotted keys a space may use; a part ``NAME`` stands for any name."""

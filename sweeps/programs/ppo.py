@@ -36,6 +36,20 @@ PATH_KEYS = (
     "reward.heldout_model",
     "reward.extra.NAME.model",
 )
+# What each update reads from the configuration.
+MUTABLE = (
+    "optim.policy.lr",
+    "optim.critic.lr",
+    "ppo.kl.coef",
+    "ppo.clip_range_low",
+    "ppo.clip_range_high",
+    "ppo.value_clip_range",
+    "ppo.entropy_coef",
+    "ppo.gamma",
+    "ppo.lam",
+    "ppo.epochs",
+    "ppo.minibatches",
+)
 
 
 def trial_config(base: Mapping[str, Any], params: Mapping[str, Any]) -> TrialConfig:
@@ -53,6 +67,7 @@ class PPOProgram(TrialProgram):
     """The built-in program."""
 
     warm = True
+    mutable = MUTABLE
 
     def keys(self) -> tuple[str, ...]:
         return known_keys()
@@ -227,6 +242,10 @@ class RunningPPO:
     def events(self) -> list[str]:
         told, self._events = [*self._events, *getattr(self.runtime, "events", list)()], []
         return told
+
+    def save(self, metrics: IterationMetrics) -> None:
+        """Writes a checkpoint of the iteration yielded last, unless there is one."""
+        self.trial.ensure_saved(metrics.values)
 
     def save_model(self, folder: Path) -> None:
         """Writes the policy with its tokenizer as an ordinary Hugging Face folder.

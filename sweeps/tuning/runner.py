@@ -14,6 +14,7 @@ from ray.tune import CheckpointConfig, FailureConfig, RunConfig, TuneConfig
 
 from rlhf_core.runtime.placement import NodeType
 from sweeps.driver import SweepDriver
+from sweeps.schedulers import pauses
 from sweeps.signals import handlers_kept
 from sweeps.tuning import cluster
 from sweeps.tuning.plugins import DRIVERS, ClusterLost, SweepCallback, SweepScheduler, SweepSearcher
@@ -44,7 +45,8 @@ def run(driver: SweepDriver, checkpoints: str, view: Any = None) -> None:
             tune_config=TuneConfig(
                 search_alg=searcher,
                 scheduler=SweepScheduler(key),
-                num_samples=loaded.config.search.trials,
+                # A trial that was paused comes again, as another one of Tune's.
+                num_samples=-1 if pauses(loaded.config.scheduler) else loaded.config.search.trials,
                 reuse_actors=warm,
                 trial_name_creator=_name,
                 trial_dirname_creator=_name,
