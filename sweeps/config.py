@@ -136,14 +136,22 @@ class GuardsConfig(Group):
         "limit.",
         unit="standard errors", gt=0,
     )  # fmt: skip
+    max_eval_fall: float | None = option(
+        None, "A trial whose eval/heldout is lower than before the first update by more than this diverged; "
+        "null: no limit.", unit="standard errors", gt=0,
+    )  # fmt: skip
     hacking_fall: float | None = option(
         None, "A trial whose reward/heldout is lower than at its best by more than this, while reward/proxy is "
         "higher than then, learns to please the reward alone; null: no limit.",
         unit="standard errors", gt=0,
     )  # fmt: skip
     window: int = option(
-        3, "Reports whose mean the two limits in standard errors compare.", unit="reports", ge=2, le=1000
-    )  # fmt: skip
+        3,
+        "Reports of a batch's rewards whose mean max_heldout_fall and hacking_fall compare.",
+        unit="reports",
+        ge=2,
+        le=1000,
+    )
     patience: int = option(3, "Reports in a row beyond a limit.", unit="reports", ge=1)
 
 

@@ -45,7 +45,7 @@ def _fork(driver: SweepDriver, record: TrialRecord, action: Exploit) -> None:
     number = int((record.fork or {}).get("number", 0)) + 1
     origin = {"source": action.source, "step": action.step, "passed": action.passed}
     record.fork = {"number": number, **origin}
-    record.params = dict(action.params)
+    record.params, record.iteration = dict(action.params), action.step
     config = loaded.program.resolve(loaded.base, record.params)
     driver.directory.write_trial(record.trial, config, record.params)
 

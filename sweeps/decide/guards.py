@@ -17,7 +17,8 @@ from sweeps.decide.scheduling import Series
 KL, ENTROPY = "kl/response", "policy/entropy"
 LENGTH, TRUNCATED = "rollout/length", "rollout/truncated_share"
 PROXY, HELDOUT = "reward/proxy", "reward/heldout"
-WATCHED = (KL, ENTROPY, LENGTH, TRUNCATED, PROXY, HELDOUT)
+EVAL, EVAL_ERROR = "eval/heldout", "eval/heldout_stderr"
+WATCHED = (KL, ENTROPY, LENGTH, TRUNCATED, PROXY, HELDOUT, EVAL, EVAL_ERROR)
 # What each limit looks at.
 LOOKS_AT: dict[str, tuple[str, ...]] = {
     "max_kl": (KL,),
@@ -25,6 +26,7 @@ LOOKS_AT: dict[str, tuple[str, ...]] = {
     "max_length_ratio": (LENGTH,),
     "max_truncated_share": (TRUNCATED,),
     "max_heldout_fall": (HELDOUT,),
+    "max_eval_fall": (EVAL, EVAL_ERROR),
     "hacking_fall": (PROXY, HELDOUT),
 }
 
@@ -38,6 +40,7 @@ class Limits:
     max_length_ratio: float | None = None
     max_truncated_share: float | None = None
     max_heldout_fall: float | None = None
+    max_eval_fall: float | None = None
     hacking_fall: float | None = None
     window: int = 3
     patience: int = 3
@@ -155,6 +158,18 @@ def _fallen(seen: Seen, limits: Limits) -> str | None:
     )
 
 
+def _worse(seen: Seen, limits: Limits) -> str | None:
+    values, errors = seen[EVAL].values, seen[EVAL_ERROR].values
+    first, now = (Window(values[at], errors[at] ** 2) for at in (0, -1))
+    fall = now.below(first)
+    if fall <= (limits.max_eval_fall or math.inf):
+        return None
+    return (
+        f"{EVAL} fell from {first.mean:.3g} to {now.mean:.3g}, by {fall:.2g} standard errors, above "
+        f"guards.max_eval_fall = {limits.max_eval_fall:g}"
+    )
+
+
 def _hacking(seen: Seen, limits: Limits) -> str | None:
     """The optimised reward is higher than when the held-out one was best, and that has fallen since."""
     heldout, proxy, size = seen[HELDOUT].values, seen[PROXY].values, limits.window
@@ -181,5 +196,6 @@ _GUARDS: dict[str, Callable[[Seen, Limits], str | None]] = {
     "max_length_ratio": _long,
     "max_truncated_share": _truncated,
     "max_heldout_fall": _fallen,
+    "max_eval_fall": _worse,
     "hacking_fall": _hacking,
 }

@@ -92,6 +92,15 @@ def test_a_held_out_reward_below_its_start_ends_the_trial() -> None:
     assert play(limits(max_heldout_fall=4.0, patience=1), reward__heldout=risen) is None
 
 
+def test_an_evaluation_below_the_first_one_ends_the_trial() -> None:
+    curves = {"eval__heldout": [1.0, 1.5, 0.6, 0.4], "eval__heldout_stderr": [0.1] * 4}
+    # The difference of two evaluations has a standard error of 0.141.
+    at, told = play(limits(max_eval_fall=4.0, patience=1), **curves) or (0, "")
+    assert at == 4
+    assert "fell from 1 to 0.4, by 4.2 standard errors" in told
+    assert play(limits(max_eval_fall=4.0, patience=2), **curves) is None
+
+
 def test_hacking_needs_the_proxy_to_rise_while_the_held_out_reward_falls() -> None:
     heldout = [0.0, 0.1, 0.2, 1.0, 1.1, 1.2, 0.8, 0.4, 0.1, 0.0]
     rising = [0.1 * i for i in range(10)]
