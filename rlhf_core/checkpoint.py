@@ -17,11 +17,12 @@ from safetensors.torch import load as decode
 from safetensors.torch import save as encode
 from torch import Tensor, nn
 
+from rlhf_core import forks
 from rlhf_core.errors import CheckpointError
 from rlhf_core.store import Store
 
 VERSION = 1
-ROOT = "checkpoints"
+ROOT = forks.CHECKPOINTS
 
 
 def step_key(step: int) -> str:
@@ -142,13 +143,18 @@ def _folders(store: Store) -> dict[int, list[str]]:
 
 
 def prune(store: Store, keep: int) -> None:
-    """Deletes all but the newest ``keep`` checkpoints and those that a pointer names.
+    """Deletes all but the newest ``keep`` checkpoints and those that a pointer or a mark names.
 
     What a crash left of older steps goes as well.
     """
     finished = steps(store)
     latest = pointed(store, "latest")
-    held = {latest, pointed(store, "best"), *finished[max(0, len(finished) - keep) :]}
+    held = {
+        latest,
+        pointed(store, "best"),
+        *forks.marks(store)["steps"],
+        *finished[max(0, len(finished) - keep) :],
+    }
     torn = [step for step in _folders(store) if step not in finished and step < (latest or 0)]
     for step in [*finished, *torn]:
         if step not in held:

@@ -1,6 +1,6 @@
 """Where files of a sweep live: one small interface, keys with slashes below a root.
 
-``LocalStore`` is the first case; an object store needs the same six methods.
+``LocalStore`` is the first case; an object store needs the same seven methods.
 """
 
 from __future__ import annotations
@@ -34,6 +34,10 @@ class Store(Protocol):
 
     def delete(self, prefix: str) -> None:
         """Removes a key, or everything below it; a missing one is no error."""
+        ...
+
+    def take(self, other: Store, key: str, name: str) -> None:
+        """Makes ``key`` of another store its own ``name``, without moving bytes where the place can."""
         ...
 
     def append(self, key: str, line: str) -> None:
@@ -90,6 +94,21 @@ class LocalStore:
             shutil.rmtree(path)
         else:
             path.unlink(missing_ok=True)
+
+    def take(self, other: Store, key: str, name: str) -> None:
+        if not isinstance(other, LocalStore):
+            self.put(name, other.get(key))
+            return
+        path = self.path(name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.unlink(missing_ok=True)
+        try:
+            # Files are replaced and never changed, so two names can share one.
+            path.hardlink_to(other.path(key))
+        except FileNotFoundError:
+            raise
+        except OSError:
+            self.put(name, other.get(key))
 
     def append(self, key: str, line: str) -> None:
         path = self.path(key)

@@ -314,6 +314,7 @@ class PPOTrial:
         return {
             "iteration": self.iteration,
             "kl_coef": self.kl.coef,
+            "kl_coef_configured": self.config.ppo.kl.coef,
             "norm": dataclasses.asdict(self.norm),
             "totals": dict(self.totals),
             "shared_cost": dict(self.shared_cost),
@@ -323,13 +324,19 @@ class PPOTrial:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Takes over what ``state_dict`` returned."""
         self.iteration = int(state["iteration"])
-        controller = _controller(self.config)
-        self.kl = KLController(float(state["kl_coef"]), controller.target, controller.horizon)
+        self.kl = self._controller_from(state)
         self.norm = RunningNorm(**state["norm"])
         self.totals = {key: float(value) for key, value in state["totals"].items()}
         self.shared_cost |= state.get("shared_cost", {})
         self._best = state["best"]
         self._evaluated = True
+
+    def _controller_from(self, state: dict[str, Any]) -> KLController:
+        """The controller where it was; at the configured coefficient where that is another one than it was."""
+        configured = _controller(self.config)
+        held = float(state["kl_coef"])
+        changed = configured.coef != float(state.get("kl_coef_configured", configured.coef))
+        return configured if changed else dataclasses.replace(configured, coef=held)
 
     def _save_if_due(self, phases: Phases, metrics: dict[str, float]) -> None:
         settings, now = self.config.checkpoint, time.perf_counter()
@@ -374,6 +381,13 @@ class PPOTrial:
         manifest = {"state": self.state_dict(), "parts": parts, "metrics": metrics or {}}
         checkpoint.commit(self.store, step, manifest, best=best)
         return step
+
+    def ensure_saved(self, metrics: dict[str, float]) -> None:
+        """A checkpoint of this iteration, also where none is due; between two iterations only."""
+        if self.store is None or checkpoint.pointed(self.store, "latest") != self.iteration:
+            self.save(metrics)
+        if self.store is not None:
+            checkpoint.prune(self.store, self.config.checkpoint.keep)
 
     def restore(self, step: int | None = None) -> bool:
         """Goes back to a checkpoint, the latest by default; False where there is none.

@@ -105,15 +105,79 @@ class SearchConfig(Group):
 
 
 class SchedulerConfig(Group):
-    kind: Literal["none", "asha", "median"] = option(
-        "median", "What stops a trial that is behind the others."
+    kind: Literal["none", "asha", "median", "hyperband", "pbt", "pb2"] = option(
+        "median",
+        "What becomes of a trial that is behind the others: asha, hyperband and median stop it, pbt and pb2 let "
+        "it go on from a copy of a better one.",
     )
     metric: str | None = option(None, "Metric it looks at; null: search.objective.")
-    grace: int = option(5, "No trial is stopped before.", unit="iterations", ge=1)
-    reduction: int = option(3, "asha: one in this many goes on at each rung.", ge=2, le=64)
+    resource: Literal["iterations", "episodes", "tokens", "gpu_seconds"] = option(
+        "iterations", "What grace, rungs and interval count."
+    )
+    smoothing: int = option(
+        1, "The mean of so many last values counts.", unit="values", ge=1, le=1000
+    )
+    grace: int = option(
+        5, "asha, hyperband, median: no trial is stopped before.", unit="scheduler.resource", ge=1
+    )
+    reduction: int = option(
+        3, "asha, hyperband: one in this many goes on at each rung.", ge=2, le=64
+    )
+    stop: bool = option(
+        True,
+        "asha, hyperband: a trial that is not among the best ends; false: it waits, and goes on once it is.",
+    )
+    brackets: int = option(
+        3, "hyperband: graces that are tried, each scheduler.reduction times the last.", ge=1, le=10
+    )
     min_trials: int = option(
         3, "median: other trials that must have come as far.", unit="trials", ge=1
     )
+    interval: int = option(
+        5, "pbt, pb2: from one comparison to the next.", unit="scheduler.resource", ge=1
+    )
+    quantile: float = option(
+        0.25, "pbt, pb2: part of the trials that is replaced by copies, and part that is copied.",
+        gt=0, le=0.5,
+    )  # fmt: skip
+    perturb: float = option(
+        0.2, "pbt: a copy's numbers are 1 + or 1 - this times those of the best.", gt=0, lt=1
+    )
+    resample: float = option(
+        0.25, "pbt: probability that a copy's value is drawn anew from the space.", ge=0, le=1
+    )
+    mutate: tuple[str, ...] = option(
+        (),
+        "pbt, pb2: keys of the space that change in a copy; empty: all that can change in a trial under way.",
+    )
+
+    @model_validator(mode="after")
+    def _nothing_of_another_kind(self) -> SchedulerConfig:
+        lines = [
+            line
+            for kinds, names in _OF_KINDS.items()
+            if self.kind not in kinds
+            for line in in_vain(
+                self,
+                names,
+                "scheduler.",
+                f"{' and '.join(kinds)}, and scheduler.kind is {self.kind!r}",
+            )
+        ]
+        if lines:
+            raise BrokenRulesError(lines)
+        return self
+
+
+_OF_KINDS: dict[tuple[str, ...], tuple[str, ...]] = {
+    ("asha", "hyperband", "median"): ("grace",),
+    ("asha", "hyperband"): ("reduction", "stop"),
+    ("hyperband",): ("brackets",),
+    ("median",): ("min_trials",),
+    ("pbt", "pb2"): ("interval", "quantile", "mutate"),
+    ("pbt",): ("perturb", "resample"),
+    ("asha", "hyperband", "median", "pbt", "pb2"): ("metric", "resource", "smoothing"),
+}
 
 
 class GuardsConfig(Group):
@@ -121,7 +185,40 @@ class GuardsConfig(Group):
         None, "A trial whose kl/response is above this diverged; null: no limit.",
         unit="nats/response", gt=0,
     )  # fmt: skip
-    patience: int = option(3, "Iterations in a row above the limit.", unit="iterations", ge=1)
+    min_entropy_share: float | None = option(
+        0.02, "A trial whose policy/entropy is below this part of its first value collapsed; null: no limit.",
+        gt=0, lt=1,
+    )  # fmt: skip
+    max_length_ratio: float | None = option(
+        None, "A trial whose rollout/length is above so many times its first value diverged; null: no limit.",
+        gt=1, le=1_000_000,
+    )  # fmt: skip
+    max_truncated_share: float | None = option(
+        0.95, "A trial whose rollout/truncated_share is above this diverged, unless it began above half of it; "
+        "null: no limit.", gt=0, lt=1,
+    )  # fmt: skip
+    max_heldout_fall: float | None = option(
+        None, "A trial whose reward/heldout is lower than at its start by more than this diverged; null: no "
+        "limit.",
+        unit="standard errors", gt=0,
+    )  # fmt: skip
+    max_eval_fall: float | None = option(
+        None, "A trial whose eval/heldout is lower than before the first update by more than this diverged; "
+        "null: no limit.", unit="standard errors", gt=0,
+    )  # fmt: skip
+    hacking_fall: float | None = option(
+        None, "A trial whose reward/heldout is lower than at its best by more than this, while reward/proxy is "
+        "higher than then, learns to please the reward alone; null: no limit.",
+        unit="standard errors", gt=0,
+    )  # fmt: skip
+    window: int = option(
+        3,
+        "Reports of a batch's rewards whose mean max_heldout_fall and hacking_fall compare.",
+        unit="reports",
+        ge=2,
+        le=1000,
+    )
+    patience: int = option(3, "Reports in a row beyond a limit.", unit="reports", ge=1)
 
 
 class SelectionConfig(Group):

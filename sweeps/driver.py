@@ -15,18 +15,18 @@ from typing import Any
 
 from rlhf_core.errors import ConfigError
 from rlhf_core.runtime.placement import Node, PlacementPlan, shortfall
-from sweeps import places
+from sweeps import pausing, places
 from sweeps.choice import Choice
 from sweeps.control import Inbox
 from sweeps.decide.failures import SameFailure
-from sweeps.decide.guards import Guards
 from sweeps.decide.leftovers import Leftovers
-from sweeps.decide.stopping import Asha, MedianStopping, NoStopping, Stopping
+from sweeps.decide.scheduling import Exploit, GoOn, Pause, Stop
 from sweeps.decide.waiting import Waiting
 from sweeps.load import SEED, Loaded
 from sweeps.outcomes import Outcome, State
 from sweeps.places import ClusterView
 from sweeps.record import RunDirectory
+from sweeps.schedulers import make_guards, make_scheduler, pauses, report
 from sweeps.services import NoServices, Services
 
 BY_COMMAND = "stopped by `rlhf-sweep stop`"
@@ -80,6 +80,9 @@ class TrialRecord:
     reported: int = -1
     judged: int = -1
     wish: Wish | None = None
+    # Why the scheduler took it from its place, as long as it has none; whose copy it is, for forks.install.
+    held: Pause | Exploit | None = None
+    fork: dict[str, Any] | None = None
 
     @property
     def began(self) -> float | None:
@@ -152,10 +155,11 @@ class SweepDriver:
         self.problems: list[str] = []
         self.given_up: str | None = None
         self.choice = Choice(loaded)
-        self._stopping = _stopping(loaded)
+        # Trials that the scheduler lets wait.
+        self.paused: dict[str, TrialRecord] = {}
+        self.scheduler = make_scheduler(loaded, max_concurrent)
         self._same = SameFailure()
-        guards = loaded.config.guards
-        self._guards = Guards(guards.max_kl, guards.patience)
+        self._guards = make_guards(loaded.config.guards)
         self.waiting = Waiting()
         self.leftovers = Leftovers()
         self.first_placement: tuple[str, Mapping[str, Any]] | None = None
@@ -210,8 +214,24 @@ class SweepDriver:
             return False
         # While the search still runs it is not known who will be a finalist.
         searching = any(not record.ended and record.of is None for record in records)
-        waits = searching and self.choice.most_runs > 0
+        waits = (searching or bool(self.paused)) and self.choice.most_runs > 0
         return not waits and self.choice.next_run(records, elapsed) is None
+
+    @property
+    def may_go_on(self) -> bool:
+        """Whether trials may be handed out, now or once running ones give up their place or end."""
+        if self.interrupted:
+            return False
+        return self.has_work or (self.given_up is None and pauses(self.loaded.config.scheduler))
+
+    @property
+    def to_begin(self) -> int:
+        """Trials of the search that have not begun and may."""
+        records, elapsed = self.records.values(), self.clock() - self.started
+        if self.interrupted or self.given_up is not None or self.choice.over(records, elapsed):
+            return 0
+        begun = sum(record.of is None for record in records)
+        return max(0, self.loaded.config.search.trials - begun)
 
     def next_trial(self) -> TrialRecord | None:
         """A trial to run now, or None: wait for a running one. Infeasible ones are recorded and passed over.
@@ -219,7 +239,10 @@ class SweepDriver:
         Those that began and have not ended come first; they go on from their own checkpoints.
         """
         with self._lock:
-            while self.has_work and self._has_slot():
+            while self.may_go_on and self._has_slot():
+                pausing.release(self)
+                if not self.has_work:
+                    return None
                 record = self._queued_again() if self.again else self._begun()
                 if record is None:
                     return None
@@ -234,6 +257,8 @@ class SweepDriver:
         record = self._next_record()
         if record is not None:
             self.records[record.trial] = record
+            if record.of is None:
+                self.scheduler.join(record.trial, record.params)
             self._enter(record)
         return record
 
@@ -255,6 +280,7 @@ class SweepDriver:
 
     def _queued_again(self) -> TrialRecord:
         record = self.records[self.again.pop(0)]
+        record.held = None
         record.requeue(self.clock())
         self._change(record, State.QUEUED)
         return record
@@ -382,22 +408,26 @@ class SweepDriver:
             record.outcome, record.reason = Outcome.STOPPED, BY_COMMAND
             return False
         if iteration <= record.judged:
-            return True
+            # What was decided then may not have been carried out.
+            return record.held is None
         record.judged = iteration
-        diverged = self._guards.decide(trial, metrics)
+        diverged = self._guards.decide(trial, iteration, metrics)
         if diverged is not None:
             record.outcome, record.reason = Outcome.DIVERGED, diverged
+            self.scheduler.forget(trial)
             return False
         if record.of is not None:
             return True
-        value = metrics.get(config.scheduler.metric or config.search.objective)
-        if value is not None and config.search.direction == "minimize":
-            value = -value
-        behind = self._stopping.decide(trial, iteration, value)
-        if behind is not None:
-            record.outcome, record.reason = Outcome.STOPPED, behind
-            return False
-        return True
+        action = self.scheduler.decide(report(config, trial, iteration, metrics))
+        if isinstance(action, GoOn):
+            record.held = None
+        elif isinstance(action, Stop):
+            record.outcome, record.reason = Outcome.STOPPED, action.reason
+        else:
+            record.held = action
+            if isinstance(action, Exploit):
+                self._guards.fork(trial, action.source, action.step)
+        return isinstance(action, GoOn)
 
     def retried(self, trial: str, reason: str) -> None:
         """Its processes were lost; it starts again from its last checkpoint."""
@@ -411,7 +441,11 @@ class SweepDriver:
             record = self.records[trial]
             if record.state in (State.ENDED, State.INTERRUPTED):
                 return
-            if self.wants_pause(trial) and outcome is Outcome.COMPLETED and record.outcome is None:
+            leaves = outcome is Outcome.COMPLETED and record.outcome is None
+            if leaves and record.held is not None:
+                pausing.pause(self, record)
+                return
+            if leaves and self.wants_pause(trial):
                 self._pause(record)
                 return
             record.outcome = record.outcome or outcome or Outcome.LOST
@@ -488,8 +522,8 @@ class SweepDriver:
                 "reason": record.reason,
                 "purpose": record.purpose,
                 "of": record.of,
-                "parent_id": None,
-                "fork_iteration": None,
+                "parent_id": record.fork and record.fork["source"],
+                "fork_iteration": record.fork and record.fork["step"],
                 "iteration": record.iteration,
                 "value": record.value,
                 "durations": record.phases,
@@ -508,14 +542,3 @@ def numbers(result: Mapping[str, Any]) -> dict[str, float]:
         and isinstance(value, int | float)
         and not isinstance(value, bool)
     }
-
-
-def _stopping(loaded: Loaded) -> Stopping:
-    config = loaded.config
-    scheduler = config.scheduler
-    if scheduler.kind == "asha":
-        horizon = loaded.program.iterations(loaded.base)
-        return Asha(scheduler.grace, scheduler.reduction, horizon)
-    if scheduler.kind == "median":
-        return MedianStopping(scheduler.grace, scheduler.min_trials)
-    return NoStopping()

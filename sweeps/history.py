@@ -36,7 +36,11 @@ class Past:
         reason: In words.
         retries: Times it was lost and started again.
         spent: Seconds of each phase so far, ``{phase: seconds}``.
+        queued: When it began to wait for a place first.
         ended: When it ended, or None.
+        first: Its parameters when it began, where a copy of another trial changed them; else None.
+        forks: ``(time, iteration)`` of each copy that took its place.
+        fork: Of the last one, what ``TrialRecord.fork`` holds.
         metrics: Lines of ``metrics.jsonl`` as written, repeated iterations included.
     """
 
@@ -49,7 +53,11 @@ class Past:
     reason: str = ""
     retries: int = 0
     spent: dict[str, float] = field(default_factory=dict)
+    queued: float = 0.0
     ended: float | None = None
+    first: dict[str, Any] | None = None
+    forks: list[tuple[float, int]] = field(default_factory=list)
+    fork: dict[str, Any] | None = None
     metrics: list[dict[str, Any]] = field(default_factory=list)
 
     @property
@@ -60,6 +68,13 @@ class Past:
     def last(self) -> int:
         """The latest iteration it reported."""
         return max((line["iteration"] for line in self.metrics), default=-1)
+
+
+@dataclass(frozen=True)
+class Began:
+    """A trial was queued for the first time."""
+
+    trial: str
 
 
 @dataclass(frozen=True)
@@ -96,14 +111,20 @@ class History:
     def unfinished(self) -> list[Past]:
         return [past for past in self.trials.values() if not past.over]
 
-    def in_order(self) -> Iterator[Reported | Ended]:
-        """What happened, in the order in which the driver saw it; of repeated iterations the first."""
-        moments: list[tuple[float, int, int, Reported | Ended]] = []
+    def in_order(self) -> Iterator[Began | Reported | Ended]:
+        """What happened, in the order in which the driver saw it.
+
+        Of an iteration that came again the first counts, but what comes after a copy took the trial's place is new.
+        """
+        moments: list[tuple[float, int, int, Began | Reported | Ended]] = []
         for past in self.trials.values():
+            moments.append((past.queued, -1, len(moments), Began(past.trial)))
             # The clock may have been set back; within a trial the order of lines is the truth.
-            latest, seen = 0.0, -1
+            latest, seen, forks = 0.0, -1, list(past.forks)
             for line in past.metrics:
                 latest = max(latest, float(line.get("timestamp") or 0.0))
+                while forks and latest > forks[0][0]:
+                    seen = forks.pop(0)[1]
                 if line["iteration"] > seen:
                     seen = line["iteration"]
                     reported = Reported(past.trial, seen, _values(line))
@@ -125,7 +146,10 @@ def read_history(directory: Path) -> History:
     for line in ledger:
         trial = line.get("trial")
         if trial not in trials:
-            trials[trial] = Past(trial, line["number"], _params(directory, trial), line.get("of"))
+            params = _params(directory, trial)
+            trials[trial] = Past(
+                trial, line["number"], params, line.get("of"), queued=float(line["time"])
+            )
         _take(trials[trial], line, spans.setdefault(trial, {}))
     for trial, past in trials.items():
         past.metrics = read_lines(directory / f"trials/{trial}/metrics.jsonl")
@@ -155,6 +179,10 @@ def _take(past: Past, line: Mapping[str, Any], since: dict[str, float]) -> None:
     past.outcome = Outcome(line["outcome"]) if line.get("outcome") else None
     past.spent |= {k: v for k, v in (line.get("durations") or {}).items() if v is not None}
     past.ended = line["time"] if past.over else None
+    if line.get("fork"):
+        past.fork = line["fork"]
+        past.first = past.first or line.get("was")
+        past.forks.append((float(line["time"]), int(line["fork"]["step"])))
     # An event or a warning is a line of its own in the same state.
     if "event" not in line and "warning" not in line:
         past.retries += past.state is State.RETRIED

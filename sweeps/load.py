@@ -17,9 +17,9 @@ from rlhf_core.paths import user_path
 from search_spaces import Space, codec
 from search_spaces.rules import FITS_CLUSTER
 from sweeps.config import Constraint, SweepConfig
-from sweeps.decide.guards import GUARDED
 from sweeps.points import resolve_points
 from sweeps.programs.base import TrialProgram, load_program
+from sweeps.schedulers import named_metrics, problems
 from sweeps.spaces import corner_points, read_space, rule_problems
 
 # Endings by which ``base`` tells a file from a preset.
@@ -219,7 +219,7 @@ def _problems(loaded: Loaded) -> list[str]:
     unknown_metrics = _metric_problems(config, program.metrics(loaded.base, tuple(space)))
     found += unknown_metrics
     if sound and not unknown_metrics:
-        found += _unmeasured(loaded)
+        found += [*_unmeasured(loaded), *problems(loaded)]
     found += _seed_problems(loaded)
     found += _sampler_problems(loaded)
     return found
@@ -281,12 +281,9 @@ def _named_metrics(config: SweepConfig) -> dict[str, str]:
     named = {"search.objective": config.search.objective}
     if config.search.objectives:
         named = {f"search.objectives.{metric}": metric for metric in config.search.objectives}
-    if config.scheduler.metric:
-        named["scheduler.metric"] = config.scheduler.metric
+    named |= named_metrics(config)
     for i, text in enumerate(config.search.constraints):
         named[f"search.constraints[{i}]"] = Constraint.parse(text).metric
-    if config.guards.max_kl is not None:
-        named["guards.max_kl"] = GUARDED
     return named
 
 

@@ -7,7 +7,7 @@ import time
 from sweeps.choice import Choice
 from sweeps.control import Inbox
 from sweeps.driver import SweepDriver, TrialRecord, numbers
-from sweeps.history import Ended, History, Past
+from sweeps.history import Began, Ended, History, Past
 from sweeps.load import Loaded
 from sweeps.outcomes import Outcome, State
 
@@ -58,6 +58,7 @@ def _record(past: Past) -> TrialRecord:
         reason=past.reason,
         retries=past.retries,
         spent=dict(past.spent),
+        fork=past.fork,
         times={} if past.ended is None else {"ended": past.ended},
     )
 
@@ -65,11 +66,17 @@ def _record(past: Past) -> TrialRecord:
 def _replay(driver: SweepDriver, history: History) -> None:
     for moment in history.in_order():
         record, past = driver.records[moment.trial], history.trials[moment.trial]
+        if isinstance(moment, Began):
+            if past.of is None:
+                driver.scheduler.join(past.trial, past.first or past.params)
+            continue
         if isinstance(moment, Ended):
             if record.number is not None:
                 driver.study.tell(record.number, past.outcome, record.value, record.finals)
             driver.ended(record)
             continue
+        # A copy took its place: what comes now is new.
+        record.judged = record.reported = min(record.judged, moment.iteration - 1)
         # Tune does not ask the scheduler about a trial's own last result.
         if past.outcome is not Outcome.COMPLETED or moment.iteration != past.last:
             driver.decide(moment.trial, {"iteration": moment.iteration, **moment.values})
@@ -82,6 +89,8 @@ def _take_up(driver: SweepDriver, record: TrialRecord) -> None:
     """A trial that had not ended waits for its turn, unless it is paused or its end was decided already."""
     if record.outcome is not None:
         driver.end(record.trial)
+    elif record.state is State.PAUSED and record.held is not None:
+        driver.paused[record.trial] = record
     elif record.state is not State.PAUSED:
         if record.state is not State.INTERRUPTED:
             driver.note(record, State.INTERRUPTED, reason="its driver was gone")

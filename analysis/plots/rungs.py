@@ -52,7 +52,9 @@ def survival_data(sweep: Sweep) -> Survival:
     except ConfigError:
         agreement = pd.DataFrame(columns=["iteration", "trials", "rho", "low", "high", "kept"])
     scheduler = (sweep.info.get("config") or {}).get("scheduler") or {}
-    grace = scheduler.get("grace") if scheduler.get("kind") not in (None, "none") else None
+    counted = scheduler.get("resource") in (None, "iterations")
+    cuts = counted and scheduler.get("kind") in ("asha", "hyperband", "median")
+    grace = scheduler.get("grace") if cuts else None
     return Survival(sweep.name, frame, agreement, grace)
 
 

@@ -74,7 +74,8 @@ class Trainer(Member):
             parts += self._backward(experience, rows, settings, loss)
             norms.append(self.step(settings.optim))
         seconds = [spent for (spent,) in self.group.gather([self.group.take_seconds()])]
-        numbers = {"grad_norm": mean(norms), "lr": settings.optim.lr, "allreduce": max(seconds)}
+        lr = self.optimizer.param_groups[0]["lr"]
+        numbers = {"grad_norm": mean(norms), "lr": lr, "allreduce": max(seconds)}
         return self._summed(parts), numbers
 
     def _backward(

@@ -1,41 +1,201 @@
-"""Guards: which trial has gone wrong by itself, whatever the others do. Decisions without I/O."""
+"""Guards: which trial has gone wrong by itself, whatever the others do. Decisions without I/O.
+
+They come before any scheduler. A metric that is not reported is not judged, and what is judged is a trial's own
+past, so that the same history gives the same answer.
+"""
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from statistics import fmean, variance
 
 from rlhf_core.metrics import first_nonfinite
+from sweeps.decide.scheduling import Series
 
-GUARDED = "kl/response"
+KL, ENTROPY = "kl/response", "policy/entropy"
+LENGTH, TRUNCATED = "rollout/length", "rollout/truncated_share"
+PROXY, HELDOUT = "reward/proxy", "reward/heldout"
+EVAL, EVAL_ERROR = "eval/heldout", "eval/heldout_stderr"
+WATCHED = (KL, ENTROPY, LENGTH, TRUNCATED, PROXY, HELDOUT, EVAL, EVAL_ERROR)
+# What each limit looks at.
+LOOKS_AT: dict[str, tuple[str, ...]] = {
+    "max_kl": (KL,),
+    "min_entropy_share": (ENTROPY,),
+    "max_length_ratio": (LENGTH,),
+    "max_truncated_share": (TRUNCATED,),
+    "max_heldout_fall": (HELDOUT,),
+    "max_eval_fall": (EVAL, EVAL_ERROR),
+    "hacking_fall": (PROXY, HELDOUT),
+}
+
+
+@dataclass(frozen=True)
+class Limits:
+    """The limits; None switches a guard off. ``sweeps.config.GuardsConfig`` says what each means."""
+
+    max_kl: float | None = None
+    min_entropy_share: float | None = None
+    max_length_ratio: float | None = None
+    max_truncated_share: float | None = None
+    max_heldout_fall: float | None = None
+    max_eval_fall: float | None = None
+    hacking_fall: float | None = None
+    window: int = 3
+    patience: int = 3
+
+
+@dataclass(frozen=True)
+class Window:
+    """The mean of some values in a row and the variance of that mean."""
+
+    mean: float
+    variance: float
+
+    @classmethod
+    def of(cls, values: list[float]) -> Window:
+        return cls(fmean(values), variance(values) / len(values) if len(values) > 1 else 0.0)
+
+    def below(self, other: Window) -> float:
+        """By how many standard errors this mean is smaller; 0 where it is not."""
+        fall = other.mean - self.mean
+        spread = math.sqrt(self.variance + other.variance)
+        return max(0.0, fall / max(spread, 1e-12 * max(1.0, abs(fall))))
 
 
 @dataclass
 class Guards:
-    """Ends a trial whose numbers are not finite or whose KL stays too high.
+    """Ends a trial whose numbers are not finite, or that is beyond a limit for ``patience`` reports in a row.
 
     Attributes:
-        max_kl: Limit of ``kl/response`` in nats, or None.
-        patience: Iterations in a row above it.
+        limits: The limits.
     """
 
-    max_kl: float | None
-    patience: int
-    _above: dict[str, int] = field(default_factory=lambda: defaultdict(int))
+    limits: Limits
+    _seen: dict[str, dict[str, Series]] = field(default_factory=dict)
+    _beyond: dict[str, dict[str, Series]] = field(default_factory=dict)
 
-    def decide(self, trial: str, metrics: Mapping[str, float]) -> str | None:
-        """Why the trial diverged, in words, or None. A metric that is not reported is not judged."""
+    def decide(self, trial: str, iteration: int, metrics: Mapping[str, float]) -> str | None:
+        """Why the trial diverged, in words, or None."""
         wrong = first_nonfinite(metrics)
         if wrong is not None:
             return f"{wrong} is {metrics[wrong]}"
-        kl = metrics.get(GUARDED)
-        if self.max_kl is None or kl is None:
-            return None
-        self._above[trial] = self._above[trial] + 1 if kl > self.max_kl else 0
-        if self._above[trial] >= self.patience:
-            return (
-                f"{GUARDED} is {kl:.3g} nats, above guards.max_kl = {self.max_kl:g} for "
-                f"{self.patience} iterations in a row"
-            )
+        seen = self._seen.setdefault(trial, {})
+        for name in WATCHED:
+            if name in metrics:
+                seen.setdefault(name, Series()).add(iteration, metrics[name])
+        for guard, look in _GUARDS.items():
+            limit = getattr(self.limits, guard)
+            if limit is not None and all(name in metrics for name in LOOKS_AT[guard]):
+                told = look(seen, self.limits)
+                if self._patience_ends(trial, guard, iteration, told is not None):
+                    return f"{told}, for {self.limits.patience} reports in a row"
         return None
+
+    def _patience_ends(self, trial: str, guard: str, iteration: int, beyond: bool) -> bool:
+        reports = self._beyond.setdefault(trial, {}).setdefault(guard, Series())
+        reports.add(iteration, float(beyond))
+        last = reports.values[-self.limits.patience :]
+        return len(last) == self.limits.patience and all(last)
+
+    def fork(self, trial: str, source: str, step: int) -> None:
+        """The trial goes on from the source's checkpoint of iteration ``step``: what led there is its past now."""
+        for known in (self._seen, self._beyond):
+            past = known.get(source, {})
+            known[trial] = {name: series.until(step) for name, series in past.items()}
+
+
+Seen = Mapping[str, Series]
+
+
+def _high_kl(seen: Seen, limits: Limits) -> str | None:
+    kl, most = seen[KL].values[-1], limits.max_kl
+    return f"{KL} is {kl:.3g} nats, above guards.max_kl = {most:g}" if most and kl > most else None
+
+
+def _low_entropy(seen: Seen, limits: Limits) -> str | None:
+    first, now = seen[ENTROPY].values[0], seen[ENTROPY].values[-1]
+    least = (limits.min_entropy_share or 0.0) * first
+    if first <= 0 or now >= least:
+        return None
+    return (
+        f"{ENTROPY} is {now:.3g} nats, below guards.min_entropy_share = {limits.min_entropy_share:g} of the "
+        f"{first:.3g} it began with"
+    )
+
+
+def _long(seen: Seen, limits: Limits) -> str | None:
+    first, now = seen[LENGTH].values[0], seen[LENGTH].values[-1]
+    if first <= 0 or now <= (limits.max_length_ratio or math.inf) * first:
+        return None
+    return (
+        f"{LENGTH} is {now:.3g} tokens, above guards.max_length_ratio = {limits.max_length_ratio:g} times the "
+        f"{first:.3g} it began with"
+    )
+
+
+def _truncated(seen: Seen, limits: Limits) -> str | None:
+    first, now = seen[TRUNCATED].values[0], seen[TRUNCATED].values[-1]
+    most = limits.max_truncated_share or math.inf
+    # Where responses were cut off from the start on, that is the task and no blow-up.
+    if first > most / 2 or now <= most:
+        return None
+    return f"{TRUNCATED} is {now:.3g}, above guards.max_truncated_share = {most:g}; it began with {first:.3g}"
+
+
+def _fallen(seen: Seen, limits: Limits) -> str | None:
+    values, size = seen[HELDOUT].values, limits.window
+    if len(values) < 2 * size:
+        return None
+    first, now = Window.of(values[:size]), Window.of(values[-size:])
+    fall = now.below(first)
+    if fall <= (limits.max_heldout_fall or math.inf):
+        return None
+    return (
+        f"{HELDOUT} fell from {first.mean:.3g} to {now.mean:.3g}, by {fall:.2g} standard errors, above "
+        f"guards.max_heldout_fall = {limits.max_heldout_fall:g}"
+    )
+
+
+def _worse(seen: Seen, limits: Limits) -> str | None:
+    values, errors = seen[EVAL].values, seen[EVAL_ERROR].values
+    first, now = (Window(values[at], errors[at] ** 2) for at in (0, -1))
+    fall = now.below(first)
+    if fall <= (limits.max_eval_fall or math.inf):
+        return None
+    return (
+        f"{EVAL} fell from {first.mean:.3g} to {now.mean:.3g}, by {fall:.2g} standard errors, above "
+        f"guards.max_eval_fall = {limits.max_eval_fall:g}"
+    )
+
+
+def _hacking(seen: Seen, limits: Limits) -> str | None:
+    """The optimised reward is higher than when the held-out one was best, and that has fallen since."""
+    heldout, proxy, size = seen[HELDOUT].values, seen[PROXY].values, limits.window
+    count = min(len(heldout), len(proxy))
+    if count < 2 * size:
+        return None
+    heldout, proxy = heldout[-count:], proxy[-count:]
+    ends = range(size, count - size + 1)
+    best = max(ends, key=lambda end: fmean(heldout[end - size : end]))
+    peak, now = Window.of(heldout[best - size : best]), Window.of(heldout[-size:])
+    then, today = Window.of(proxy[best - size : best]), Window.of(proxy[-size:])
+    fall = now.below(peak)
+    if fall <= (limits.hacking_fall or math.inf) or today.mean <= then.mean:
+        return None
+    return (
+        f"{PROXY} rose from {then.mean:.3g} to {today.mean:.3g} while {HELDOUT} fell from {peak.mean:.3g} to "
+        f"{now.mean:.3g}, by {fall:.2g} standard errors, above guards.hacking_fall = {limits.hacking_fall:g}"
+    )
+
+
+_GUARDS: dict[str, Callable[[Seen, Limits], str | None]] = {
+    "max_kl": _high_kl,
+    "min_entropy_share": _low_entropy,
+    "max_length_ratio": _long,
+    "max_truncated_share": _truncated,
+    "max_heldout_fall": _fallen,
+    "max_eval_fall": _worse,
+    "hacking_fall": _hacking,
+}

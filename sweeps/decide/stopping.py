@@ -1,73 +1,38 @@
-"""Which trial is behind the others: ASHA and median stopping, as decisions without I/O.
-
-Both look at one metric, already signed so that larger is better. A trial that reports nothing at a decision
-point is not judged there; whether a number is finite is the guards' business.
-"""
+"""Median stopping, as a decision without I/O."""
 
 from __future__ import annotations
 
-from collections import defaultdict
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from statistics import fmean, median
-from typing import Protocol
+from statistics import median
+from typing import Any
 
-
-class Stopping(Protocol):
-    """Decides from each result whether its trial goes on."""
-
-    def decide(self, trial: str, iteration: int, value: float | None) -> str | None:
-        """Why the trial is to stop, in words, or None."""
-        ...
+from sweeps.decide.scheduling import Action, GoOn, Report, SavePoints, Series, Stop
 
 
 @dataclass
-class NoStopping:
-    """Every trial runs to its end."""
+class Curve(Series):
+    """A trial's values with their sums, by amount of the resource."""
 
-    def decide(self, trial: str, iteration: int, value: float | None) -> str | None:
-        return None
+    amounts: list[float] = field(default_factory=list)
+    sums: list[float] = field(default_factory=list)
 
+    def put(self, iteration: int, amount: float, value: float) -> None:
+        self.add(iteration, value)
+        keep = len(self.values) - 1
+        del self.amounts[keep:], self.sums[keep:]
+        self.amounts.append(amount)
+        self.sums.append(value + (self.sums[-1] if self.sums else 0.0))
 
-@dataclass
-class Asha:
-    """Asynchronous successive halving (Li et al. 2020), the stopping form.
+    def mean(self, amount: float) -> float | None:
+        """Mean of the values up to ``amount``; None where the trial has not come so far, or had no value yet."""
+        count = bisect_right(self.amounts, amount)
+        reached = bool(self.amounts) and self.amounts[-1] >= amount
+        return self.sums[count - 1] / count if reached and count else None
 
-    At the rungs ``grace * reduction^k`` a trial goes on if it is among the best ``1 / reduction`` of those that
-    have reached the rung so far.
-
-    Attributes:
-        grace: First rung, in iterations.
-        reduction: One in this many goes on.
-        horizon: Iterations of a full trial, or None; there is no rung at or after it.
-    """
-
-    grace: int
-    reduction: int
-    horizon: int | None
-    _rungs: dict[int, dict[str, float]] = field(default_factory=lambda: defaultdict(dict))
-
-    def rungs(self, up_to: int) -> list[int]:
-        """Rung iterations at or before ``up_to``, ascending."""
-        found, rung = [], self.grace
-        while rung <= up_to and (self.horizon is None or rung < self.horizon):
-            found.append(rung)
-            rung *= self.reduction
-        return found
-
-    def decide(self, trial: str, iteration: int, value: float | None) -> str | None:
-        passed = self.rungs(iteration)
-        if value is None or not passed or trial in self._rungs[passed[-1]]:
-            return None
-        rung, reached = passed[-1], self._rungs[passed[-1]]
-        reached[trial] = value
-        ranked = sorted(reached.values(), reverse=True)
-        last_in = ranked[max(0, len(ranked) // self.reduction - 1)]
-        if len(ranked) < self.reduction or value >= last_in:
-            return None
-        return (
-            f"asha: {value:.4g} at iteration {iteration} is below {last_in:.4g}, the best "
-            f"1/{self.reduction} of {len(ranked)} trials at rung {rung}"
-        )
+    def best(self) -> float:
+        return max(self.values)
 
 
 @dataclass
@@ -75,31 +40,41 @@ class MedianStopping:
     """Median stopping rule (Golovin et al. 2017): the best value so far against the others' running means.
 
     Attributes:
-        grace: No trial is stopped before this iteration.
+        grace: No trial is stopped before, in the scheduler's resource.
         min_trials: Other trials that must have come as far.
     """
 
     grace: int
     min_trials: int
-    _seen: dict[str, list[tuple[int, float]]] = field(default_factory=lambda: defaultdict(list))
+    _seen: dict[str, Curve] = field(default_factory=dict)
 
-    def decide(self, trial: str, iteration: int, value: float | None) -> str | None:
-        if value is None:
-            return None
-        self._seen[trial].append((iteration, value))
-        if iteration < self.grace:
-            return None
-        means = [
-            fmean(v for i, v in curve if i <= iteration)
-            for other, curve in self._seen.items()
-            if other != trial and curve[-1][0] >= iteration
-        ]
+    def join(self, trial: str, params: Mapping[str, Any]) -> None:
+        """Trials count from their first value on."""
+
+    def decide(self, report: Report) -> Action:
+        if report.value is None or report.amount is None:
+            return GoOn()
+        mine = self._seen.setdefault(report.trial, Curve())
+        mine.put(report.iteration, report.amount, report.value)
+        if report.amount < self.grace:
+            return GoOn()
+        others = (curve.mean(report.amount) for t, curve in self._seen.items() if t != report.trial)
+        means = [mean for mean in others if mean is not None]
         if len(means) < self.min_trials:
-            return None
-        best, middle = max(v for _, v in self._seen[trial]), median(means)
-        if best < middle:
-            return (
-                f"median: best {best:.4g} up to iteration {iteration} is below {middle:.4g}, the "
-                f"median of the means of {len(means)} other trials"
-            )
+            return GoOn()
+        best, middle = mine.best(), median(means)
+        if best >= middle:
+            return GoOn()
+        return Stop(
+            f"median: best {best:.4g} up to iteration {report.iteration} is below {middle:.4g}, the "
+            f"median of the means of {len(means)} other trials"
+        )
+
+    def forget(self, trial: str) -> None:
+        self._seen.pop(trial, None)
+
+    def release(self, paused: Sequence[str], fresh: int, closed: bool) -> str | None:
+        return None
+
+    def save_points(self, trial: str) -> SavePoints | None:
         return None

@@ -48,9 +48,10 @@ class RunningTrial(Protocol):
     What is saved before it is yielded is yielded again after a restart, as ``repeated``: the process may have died
     in between.
     It may also have ``events() -> list[str]``: what happened to its processes since last asked, for the ledger;
-    ``save()``: writes a checkpoint of the iteration yielded last into its store, for a trial that is to pause;
-    and ``restart(TrialContext) -> bool``: begins another trial of the same program in its processes, or False once
-    it has ended them.
+    ``restart(TrialContext) -> bool``: begins another trial of the same program in its processes, or False once
+    it has ended them; and ``save(IterationMetrics)``: writes a checkpoint of the iteration yielded last into its
+    store, for a trial that is to pause. Where its program is ``mutable`` it has ``save``, and keeps checkpoints as
+    ``rlhf_core.checkpoint`` lays them out, none removed that ``rlhf_core.forks`` holds.
     """
 
     def __iter__(self) -> Iterator[IterationMetrics]: ...
@@ -77,9 +78,12 @@ class TrialProgram(Protocol):
 
     Attributes:
         warm: Whether a process of it may serve one trial after the other.
+        mutable: Dotted keys whose values take effect anew when a trial starts from a checkpoint; empty: its trials
+            cannot be paused and copied.
     """
 
     warm: ClassVar[bool] = False
+    mutable: ClassVar[tuple[str, ...]] = ()
 
     def keys(self) -> tuple[str, ...]:
         """Dotted keys a space may use; a part ``NAME`` stands for any name."""

@@ -37,6 +37,20 @@ PATH_KEYS = (
     "reward.heldout_model",
     "reward.extra.NAME.model",
 )
+# What each update reads from the configuration.
+MUTABLE = (
+    "optim.policy.lr",
+    "optim.critic.lr",
+    "ppo.kl.coef",
+    "ppo.clip_range_low",
+    "ppo.clip_range_high",
+    "ppo.value_clip_range",
+    "ppo.entropy_coef",
+    "ppo.gamma",
+    "ppo.lam",
+    "ppo.epochs",
+    "ppo.minibatches",
+)
 
 
 def trial_config(base: Mapping[str, Any], params: Mapping[str, Any]) -> TrialConfig:
@@ -54,6 +68,7 @@ class PPOProgram(TrialProgram):
     """The built-in program."""
 
     warm = True
+    mutable = MUTABLE
 
     def keys(self) -> tuple[str, ...]:
         return known_keys()
@@ -232,14 +247,9 @@ class RunningPPO:
         told, self._events = [*self._events, *getattr(self.runtime, "events", list)()], []
         return told
 
-    def save(self) -> None:
-        from rlhf_core import checkpoint
-
-        store, trial = self.trial.store, self.trial
-        if store is None or checkpoint.pointed(store, "latest") == trial.iteration:
-            return
-        trial.save()
-        checkpoint.prune(store, trial.config.checkpoint.keep)
+    def save(self, metrics: IterationMetrics) -> None:
+        """Writes a checkpoint of the iteration yielded last, unless there is one."""
+        self.trial.ensure_saved(metrics.values)
 
     def save_model(self, folder: Path) -> None:
         """Writes the policy with its tokenizer as an ordinary Hugging Face folder.

@@ -75,10 +75,16 @@ class SweepSearcher(_Plugin, Searcher):
     def suggest(self, trial_id: str) -> Any:
         record = self.driver.next_trial()
         if record is not None:
-            own = {"trial": record.trial, "services": record.services}
+            points = self.driver.scheduler.save_points(record.trial)
+            own = {
+                "trial": record.trial,
+                "services": record.services,
+                "fork": record.fork,
+                "save_points": points and points.as_dict(),
+            }
             return {**self._fixed, **own, **record.params}
         # With nothing running, None would freeze the controller for minutes. As long as something runs, a
-        # user may still add to the sweep.
+        # user may still add to the sweep, or the scheduler lets a paused trial go on.
         return None if self.driver.live else Searcher.FINISHED
 
     def on_trial_complete(self, trial_id: str, result: Any = None, error: bool = False) -> None:
@@ -122,7 +128,8 @@ class SweepScheduler(_Plugin, FIFOScheduler):
 
     @never_raise()
     def on_trial_complete(self, tune_controller: Any, trial: Trial, result: dict[str, Any]) -> None:
-        if self.driver.records[name_of(trial)].outcome not in (Outcome.COMPLETED, Outcome.STOPPED):
+        record = self.driver.records[name_of(trial)]
+        if record.held is None and record.outcome not in (Outcome.COMPLETED, Outcome.STOPPED):
             _start_next_cold(tune_controller, trial)
 
     @never_raise()

@@ -14,17 +14,20 @@ from ray import tune
 from ray.exceptions import OutOfDiskError
 from ray.util import get_current_placement_group
 
+from rlhf_core import forks
 from rlhf_core.errors import DivergedError
+from rlhf_core.metrics import IterationMetrics
 from rlhf_core.runtime.placement import Bundle, PlacementPlan, group_request
 from rlhf_core.runtime.ray_teardown import LOST
-from rlhf_core.store import open_store
+from rlhf_core.store import Store, open_store
+from sweeps.decide.scheduling import SavePoints
 from sweeps.outcomes import Outcome
 from sweeps.programs.base import RunningTrial, TrialContext, load_program
 from sweeps.tuning.last_report import LastReport
 
 PPO = "sweeps.programs.ppo:PPOProgram"
 # Keys of a Tune config that are ours; every other key is a dotted parameter.
-OWN_KEYS = ("base", "program", "trial", "checkpoints", "services", "warm")
+OWN_KEYS = ("base", "program", "trial", "checkpoints", "services", "warm", "fork", "save_points")
 
 
 def params_of(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -37,8 +40,10 @@ class ProgramTrainable(tune.Trainable):
 
     The config holds dotted parameters, and optionally ``base`` (values or a preset's name), ``program``
     (import path), ``trial`` (id), ``checkpoints`` (URI; without it nothing is saved beyond Tune's folder) and
-    ``services`` (seats of the services that the sweep started for it) and ``warm`` (true: the processes of a
-    trial wait for the next one; for a Tuner with ``reuse_actors``).
+    ``services`` (seats of the services that the sweep started for it), ``warm`` (true: the processes of a
+    trial wait for the next one; for a Tuner with ``reuse_actors``), ``save_points`` (a ``SavePoints`` as plain
+    values: where it saves whatever its program does) and ``fork`` (what ``rlhf_core.forks.install`` takes: the
+    checkpoint it starts from, staged in its store).
     """
 
     program_path: ClassVar[str] = PPO
@@ -58,6 +63,7 @@ class ProgramTrainable(tune.Trainable):
         self._running: RunningTrial | None = None
         self._ended_trial: RunningTrial | None = None
         self._metrics: Any = None
+        self._last: IterationMetrics | None = None
         self._born = time.perf_counter()
         self._warm = bool(config.get("warm"))
 
@@ -99,7 +105,7 @@ class ProgramTrainable(tune.Trainable):
             self._running, told = self._start(context)
             if told:
                 result["events"] = told
-            self._metrics = iter(self._running)
+            self._metrics, self._last = iter(self._running), None
             result["placement"] = self._placed(self._running.placement())
             result["durations"] = {"load": time.perf_counter() - self._born}
             if known is not None:
@@ -109,6 +115,8 @@ class ProgramTrainable(tune.Trainable):
         if metrics is not None:
             result |= {"iteration": metrics.iteration, **metrics.values}
             result["again"] = metrics.repeated
+            self._last = metrics
+            self._save_where_due(metrics, last)
         events = getattr(self._running, "events", list)()
         if events:
             result["events"] = [*result.get("events", []), *events]
@@ -120,6 +128,18 @@ class ProgramTrainable(tune.Trainable):
         if last:
             result["durations"] = {**result.get("durations", {}), "stop": self._timed_end()}
         return result
+
+    def _save_where_due(self, metrics: IterationMetrics, last: bool) -> None:
+        """Saves before the report: whoever reads it may pause the trial, or copy what was saved."""
+        points = self.config.get("save_points")
+        if points is None or last:
+            return
+        store = self._store()
+        before = forks.marks(store)["passed"]
+        passed = SavePoints(**points).due(metrics.iteration, metrics.values, before)
+        if passed is not None:
+            self._running.save(metrics)
+            forks.mark(store, metrics.iteration, passed)
 
     def _timed_end(self) -> float:
         """Ends the roles with the last result, so that the next trial finds their devices free, or keeps them."""
@@ -133,6 +153,8 @@ class ProgramTrainable(tune.Trainable):
     def _start(self, context: TrialContext) -> tuple[RunningTrial, list[str]]:
         """The trial, in the processes of the last one where it can be, and what happened to those."""
         ended = self._ended_trial
+        if self.config.get("fork"):
+            forks.install(context.store, self.config["fork"])
         self._ended_trial = None
         told: list[str] = []
         if ended is not None:
@@ -148,17 +170,19 @@ class ProgramTrainable(tune.Trainable):
 
     def _context(self) -> TrialContext:
         config = self.config
-        trial = config.get("trial", self.trial_id)
-        root = config.get("checkpoints") or f"{self.logdir}/trials"
         return TrialContext(
-            trial=trial,
+            trial=config.get("trial", self.trial_id),
             base=_base(config),
             params=params_of(config),
-            store=open_store(f"{root}/{trial}"),
+            store=self._store(),
             placement_group=get_current_placement_group(),
             services=config.get("services", {}),
             warm=self._warm,
         )
+
+    def _store(self) -> Store:
+        root = self.config.get("checkpoints") or f"{self.logdir}/trials"
+        return open_store(f"{root}/{self.config.get('trial', self.trial_id)}")
 
     def _placed(self, placement: dict[str, Any]) -> dict[str, Any]:
         """Names this process's node where the program did not."""
@@ -188,8 +212,8 @@ class ProgramTrainable(tune.Trainable):
     def save_checkpoint(self, checkpoint_dir: str) -> dict[str, Any]:
         # Checkpoints are the program's, in its own store; a restarted trial finds the latest there.
         save = getattr(self._running, "save", None)
-        if save is not None:
-            save()
+        if save is not None and self._last is not None:
+            save(self._last)
         return {}
 
     def load_checkpoint(self, checkpoint: dict[str, Any] | None) -> None:

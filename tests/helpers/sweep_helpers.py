@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from rlhf_core import checkpoint
 from rlhf_core.metrics import IterationMetrics
 from rlhf_core.runtime.placement import Bundle, PlacementPlan
 from sweeps.programs.base import TrialContext, TrialProgram
@@ -161,3 +162,36 @@ class DiaryTrial(ScriptTrial):
             self.store.put("step", str(self.step).encode())
             loss = (self.config["x"] - 3.0) ** 2 + 1.0 / self.step
             yield IterationMetrics(self.step, {"script/loss": loss})
+
+
+class ForkingProgram(ScriptProgram):
+    """A script whose trials can be paused and copied: a sum that grows by ``x`` in each of ``steps``."""
+
+    mutable = ("x",)
+
+    def iterations(self, base: Mapping[str, Any]) -> int | None:
+        return int({"steps": 3, **base}["steps"])
+
+    def start(self, context: TrialContext) -> ForkingTrial:
+        return ForkingTrial(self.resolve(context.base, context.params), context)
+
+
+class ForkingTrial(ScriptTrial):
+    def __init__(self, config: dict[str, Any], context: TrialContext) -> None:
+        super().__init__(config)
+        self.store, self.score = context.store, 0.0
+        latest = checkpoint.pointed(self.store, "latest")
+        if latest is not None:
+            self.step, self.score = latest, checkpoint.read_manifest(self.store, latest)["score"]
+
+    def __iter__(self) -> Iterator[IterationMetrics]:
+        while not self.is_last:
+            self.step += 1
+            self.score += self.config["x"]
+            yield IterationMetrics(
+                self.step, {"script/score": self.score, "script/x": self.config["x"]}
+            )
+
+    def save(self, metrics: IterationMetrics) -> None:
+        checkpoint.commit(self.store, self.step, {"score": self.score})
+        checkpoint.prune(self.store, 1)
