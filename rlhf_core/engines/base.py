@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from typing import Protocol
 
+import torch
 from torch import Tensor, nn
 
 from rlhf_core.types import AdamWSettings
@@ -78,6 +79,12 @@ class TrainingEngine(Protocol):
     def close(self) -> None:
         """Leaves what it joined."""
         ...
+
+
+def shape_of(parameter: nn.Parameter) -> torch.Size:
+    """Its shape as a whole, wherever it lies."""
+    shape: torch.Size = getattr(parameter, "ds_shape", parameter.shape)
+    return shape
 
 
 def trained(module: nn.Module) -> dict[str, nn.Parameter]:

@@ -101,10 +101,7 @@ class TorchEngine:
             self.optimizer.state.pop(parameter, None)
             if f"optim.{name}.step" in tensors:
                 self.optimizer.state[parameter] = {
-                    key: tensors[f"optim.{name}.{key}"].to(
-                        "cpu" if key == "step" else parameter.device
-                    )
-                    for key in MOMENTS
+                    key: tensors[f"optim.{name}.{key}"].to(parameter.device) for key in MOMENTS
                 }
         self._write_back()
 
