@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -61,19 +62,35 @@ def load_part(store: Store, entry: dict[str, Any]) -> dict[str, Tensor]:
 
 @torch.no_grad()
 def copy_into(
-    model: nn.Module, tensors: dict[str, Tensor], entry: dict[str, Any], role: str, prefix: str = ""
+    model: nn.Module, tensors: dict[str, Tensor], entry: dict[str, Any], role: str
 ) -> None:
-    """Copies a part into the parameters of ``model``, all or none.
+    """Copies a part into the parameters of ``model`` that can change, all or none.
 
     Raises:
         CheckpointError: If a parameter is missing or has another shape.
     """
-    for name, parameter in model.named_parameters():
+    changing = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    check_fit({name: p.shape for name, p in changing.items()}, tensors, entry, role)
+    for name, parameter in changing.items():
+        parameter.copy_(tensors[name])
+
+
+def check_fit(
+    shapes: Mapping[str, torch.Size],
+    tensors: Mapping[str, Tensor],
+    entry: dict[str, Any],
+    role: str,
+    prefix: str = "",
+) -> None:
+    """Refuses a part that lacks one of the shapes, ``prefix`` and a name of the role's parameters each.
+
+    Raises:
+        CheckpointError: With the first that is missing or has another shape.
+    """
+    for name, shape in shapes.items():
         found = tensors.get(prefix + name)
-        if found is None or found.shape != parameter.shape:
+        if found is None or found.shape != shape:
             raise CheckpointError(f"checkpoint: {entry['key']} does not fit {role} at {name}")
-    for name, parameter in model.named_parameters():
-        parameter.copy_(tensors[prefix + name])
 
 
 def commit(store: Store, step: int, manifest: dict[str, Any], *, best: bool = False) -> None:

@@ -52,7 +52,7 @@ class Seat:
 class Ranks:
     """One rank's side of a group; without a seat, a rank that is alone.
 
-    Every method but ``take_seconds`` is collective: all ranks call the same ones in the same order.
+    Every method but ``store`` and ``take_seconds`` is collective: all ranks call the same ones in the same order.
 
     Args:
         seat: Where this rank sits.
@@ -151,6 +151,15 @@ class Ranks:
             options = dist.BroadcastOptions()
             options.rootRank = 0
             self._run(lambda: self._group.broadcast([tensor], options))
+
+    @property
+    def backend(self) -> Backend:
+        """What the group speaks."""
+        return self.seat.backend if self.seat else "gloo"
+
+    def store(self, name: str) -> dist.Store | None:
+        """The group's store under a name of its own, for another group of the same ranks; None of one alone."""
+        return dist.PrefixStore(name, self._store) if self.seat else None
 
     def take_seconds(self) -> float:
         """Seconds in sums and broadcasts, waits for other ranks included, since last asked."""

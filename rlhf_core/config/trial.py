@@ -10,6 +10,7 @@ from typing import Literal
 
 from pydantic import model_validator
 
+from rlhf_core.config.engines import LoraConfig, broken_engine_rules
 from rlhf_core.config.fields import BrokenRulesError, Group, group, in_vain, option
 from rlhf_core.config.measured import left_out
 from rlhf_core.config.ppo import PPOConfig, RolloutConfig, broken_ppo_rules
@@ -35,6 +36,7 @@ class ModelConfig(Group):
     device: Literal["auto", "cpu", "cuda"] = option(
         "auto", "Where tensors live; auto takes a GPU when the process was given one."
     )
+    lora: LoraConfig = group(LoraConfig, "Low-rank adapters of policy and critic.")
 
 
 class DataConfig(Group):
@@ -104,6 +106,22 @@ class OptimConfig(Group):
         "Tokens, padding included, in one pass, used instead where set.",
         unit="tokens",
         ge=1,
+    )
+    engine: Literal["torch", "deepspeed"] = option(
+        "torch", "Who trains policy and critic; deepspeed shards them over the ranks of a role."
+    )
+    zero_stage: Literal[0, 1, 2, 3] = option(
+        2,
+        "What DeepSpeed shards over the ranks: 0: nothing, 1: optimiser, 2: and gradients, 3: and weights.",
+    )
+    offload: Literal["none", "optimizer", "all"] = option(
+        "none", "What DeepSpeed keeps in the host's memory: the optimiser, or weights as well."
+    )
+    gradient_checkpointing: bool = option(
+        False, "Layers are computed again in the backward pass instead of kept: less memory, more time."
+    )
+    autocast: Literal["off", "bfloat16"] = option(
+        "off", "Type of matrix products in passes of policy and critic over float32 weights."
     )
 
     @model_validator(mode="after")
@@ -269,6 +287,7 @@ def _broken_rules(config: TrialConfig) -> list[str]:
     problems += broken_reward_rules(config.reward, config.rollout.max_new_tokens)
     problems += broken_ppo_rules(config.ppo, config.rollout)
     problems += _broken_optim_rules(config.optim)
+    problems += broken_engine_rules(config)
     if config.sync.interval != 1 and config.sync.interval_episodes is not None:
         problems.append("sync.interval and sync.interval_episodes exclude each other; remove one")
     problems += _broken_sync_rules(config)

@@ -1,25 +1,56 @@
 """A lean decode path for the Llama family: the module's own weights, a preallocated cache, few operations a layer.
 
 The Hugging Face module spends most of a small model's decode step on bookkeeping. Here a step is the arithmetic
-alone. Anything that is not plainly Llama-shaped (adapters, sliding windows, other norms) is left to the fallback.
+alone; adapters are merged where the weights are copied anyway, and computed beside them elsewhere. Anything that is
+not plainly Llama-shaped (sliding windows, other norms) is left to the fallback.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear, scaled_dot_product_attention, silu
 
 from rlhf_core.models.llama import is_llama
+from rlhf_core.models.lora import ADAPTER, is_adapted
 
 FAMILY = ("LlamaForCausalLM", "Qwen2ForCausalLM")
 # Below this many float32 parameters every batch makes its own copy of the weights, with projections joined and the
 # norms' weights folded in; above, the copy would cost more memory than its speed is worth.
 FOLD_BELOW = 30_000_000
-Projection = tuple[Tensor, Tensor | None]
+
+
+class Projection(NamedTuple):
+    """A linear layer; ``down`` and ``up`` are the two matrices of its adapter, scaled, where it has one."""
+
+    weight: Tensor
+    bias: Tensor | None
+    down: Tensor | None = None
+    up: Tensor | None = None
+
+    @classmethod
+    def of(cls, module: Any) -> Projection:
+        if not is_adapted(module):
+            return cls(module.weight, module.bias)
+        base, scaling = module.base_layer, module.scaling[ADAPTER]
+        down, up = module.lora_A[ADAPTER].weight, module.lora_B[ADAPTER].weight
+        return cls(base.weight, base.bias, down, up * scaling)
+
+    @property
+    def merged(self) -> Projection:
+        """The same without an adapter."""
+        if self.down is None or self.up is None:
+            return self
+        return Projection(torch.addmm(self.weight, self.up, self.down), self.bias)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        out = linear(x, self.weight, self.bias)
+        if self.down is None or self.up is None:
+            return out
+        return out + linear(linear(x, self.down), self.up)
 
 
 @dataclass(frozen=True)
@@ -35,11 +66,11 @@ class _Layer:
 
 
 def plain_llama(model: nn.Module) -> bool:
-    """Whether ``model`` is a Llama with ordinary linear layers and full causal attention."""
+    """Whether ``model`` is a Llama with ordinary or adapted linear layers and full causal attention."""
     if type(model).__name__ not in FAMILY or not is_llama(model.model):  # type: ignore[arg-type]
         return False
     return all(
-        type(getattr(part, name)) is nn.Linear
+        type(getattr(part, name)) is nn.Linear or is_adapted(getattr(part, name))
         for layer in model.model.layers  # type: ignore[union-attr]
         for part, names in (
             (layer.self_attn, ("q_proj", "k_proj", "v_proj", "o_proj")),
@@ -68,7 +99,7 @@ class LlamaDecoder:
         self.folded = like.dtype == torch.float32 and size < FOLD_BELOW
         make = _Folder(self.heads + self.kv_heads, self.head_dim) if self.folded else _as_it_is
         self.layers = [make(layer) for layer in trunk.layers]
-        head: Projection = (model.lm_head.weight, model.lm_head.bias)
+        head = Projection.of(model.lm_head)
         self.head = _scaled(head, trunk.norm.weight) if self.folded else head
         self.norm = None if self.folded else trunk.norm.weight
         self.floor = torch.full((), (like.shape[1] * self.eps) ** 0.5, device=like.device)
@@ -104,7 +135,7 @@ class LlamaDecoder:
         for index, layer in enumerate(self.layers):
             hidden = self._block(index, layer, hidden, rotary, last=index + 1 == len(self.layers))
         self.used = end
-        return linear(self._normed(hidden[:, -1], self.norm), *self.head)
+        return self.head(self._normed(hidden[:, -1], self.norm))
 
     def _step_one(self, ids_B: Tensor) -> Tensor:
         """``step`` for one token of every row and folded weights: two-dimensional throughout, so fewer views."""
@@ -158,13 +189,13 @@ class LlamaDecoder:
             query, hidden = query[:, -1:], hidden[:, -1:]
         attend = self._attend_one if query.shape[1] == 1 else self._attend
         joined = attend(query, keys[:, :, :end], values[:, :, :end])
-        hidden = hidden + linear(joined, *layer.out)
+        hidden = hidden + layer.out(joined)
         x = self._normed(hidden, layer.norm_out)
         if len(layer.gate_up) == 1:
-            gate, up = linear(x, *layer.gate_up[0]).chunk(2, -1)
+            gate, up = layer.gate_up[0](x).chunk(2, -1)
         else:
-            gate, up = (linear(x, *part) for part in layer.gate_up)
-        return hidden + linear(silu(gate).mul_(up), *layer.down)
+            gate, up = (part(x) for part in layer.gate_up)
+        return hidden + layer.down(silu(gate).mul_(up))
 
     def _normed(self, x: Tensor, weight: Tensor | None) -> Tensor:
         """RMS norm; statistics in float32."""
@@ -220,7 +251,7 @@ class LlamaDecoder:
 
 def _affine(x: Tensor, projection: Projection, onto: Tensor | None = None) -> Tensor:
     """The projection of rows [B, in], added to ``onto`` where given."""
-    weight, bias = projection
+    weight, bias = projection[:2]
     if onto is None:
         return linear(x, weight, bias)
     moved = torch.addmm(onto, x, weight.t())
@@ -229,15 +260,15 @@ def _affine(x: Tensor, projection: Projection, onto: Tensor | None = None) -> Te
 
 def _projected(x: Tensor, parts: tuple[Projection, ...]) -> Tensor:
     if len(parts) == 1:
-        return linear(x, *parts[0])
-    return torch.cat([linear(x, *part) for part in parts], -1)
+        return parts[0](x)
+    return torch.cat([part(x) for part in parts], -1)
 
 
 def _parts(layer: Any) -> dict[str, Any]:
     attention, mlp = layer.self_attn, layer.mlp
 
     def projections(*modules: Any) -> tuple[Projection, ...]:
-        return tuple((module.weight, module.bias) for module in modules)
+        return tuple(map(Projection.of, modules))
 
     return {
         "norm_in": layer.input_layernorm.weight,
@@ -269,24 +300,27 @@ class _Folder:
 
     def __call__(self, layer: Any) -> _Layer:
         parts = _parts(layer)
-        weight, bias = _joined(parts["qkv"])
+        weight, bias, *_ = _joined(parts["qkv"])
         rest = torch.arange(len(self.paired), len(weight))
         order = torch.cat([self.paired, rest]).to(weight.device)
-        qkv = (weight[order], None if bias is None else bias[order])
+        qkv = Projection(weight[order], None if bias is None else bias[order])
         return _Layer(
             norm_in=None,
             norm_out=None,
             qkv=(_scaled(qkv, parts["norm_in"]),),
-            out=parts["out"],
+            out=parts["out"].merged,
             gate_up=(_scaled(_joined(parts["gate_up"]), parts["norm_out"]),),
-            down=parts["down"],
+            down=parts["down"].merged,
         )
 
 
 def _joined(parts: tuple[Projection, ...]) -> Projection:
-    biases = [bias for _, bias in parts if bias is not None]
-    return torch.cat([weight for weight, _ in parts]), torch.cat(biases) if biases else None
+    merged = [part.merged for part in parts]
+    biases = [part.bias for part in merged if part.bias is not None]
+    return Projection(
+        torch.cat([part.weight for part in merged]), torch.cat(biases) if biases else None
+    )
 
 
 def _scaled(projection: Projection, norm: Tensor) -> Projection:
-    return projection[0] * norm, projection[1]
+    return projection._replace(weight=projection.weight * norm)

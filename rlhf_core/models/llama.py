@@ -21,7 +21,7 @@ PACK_BELOW = 0.85
 
 def is_llama(trunk: nn.Module) -> bool:
     """Whether ``trunk`` (a model without its head) computes what ``hidden_at`` computes."""
-    if type(trunk).__name__ not in FAMILY:
+    if type(trunk).__name__ not in FAMILY or getattr(trunk, "own_forward", False):
         return False
     config: Any = trunk.config
     windowed = "sliding_attention" in (getattr(config, "layer_types", None) or ())
@@ -50,7 +50,8 @@ def hidden_at(trunk: Any, tokens_BL: Tensor, lengths_B: Tensor, places_N: Tensor
     wanted = layout.packed_places(places_N)
     for index, layer in enumerate(trunk.layers):
         last = index + 1 == len(trunk.layers)
-        hidden = _block(layer, hidden, layout, rotary, wanted if last else None)
+        block = _recomputed if layer.training and layer.gradient_checkpointing else _block
+        hidden = block(layer, hidden, layout, rotary, wanted if last else None)
     return rms_norm(hidden, trunk.norm.weight, trunk.norm.variance_epsilon)
 
 
@@ -90,6 +91,12 @@ class _Layout:
     def packed_places(self, places_N: Tensor) -> Tensor:
         """Flat places -> rows of the packed tensor."""
         return places_N if self.real is None else torch.searchsorted(self.real, places_N)
+
+
+def _recomputed(layer: Any, *args: Any) -> Tensor:
+    """``_block`` that keeps nothing but its input for the backward pass."""
+    hidden: Tensor = layer._gradient_checkpointing_func(_block, layer, *args)
+    return hidden
 
 
 def _block(

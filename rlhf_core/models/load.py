@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -159,18 +160,25 @@ def load_critic(
     return from_shelf(
         ("critic", *sources, dtype, bias),
         device,
-        lambda device: _critic(reward, policy, dtype, device, bias),
+        lambda device: make_critic(reward, policy, dtype, device, bias),
     )
 
 
-def _critic(
-    reward: str | None, policy: str, dtype: str, device: torch.device, bias: float
+def make_critic(
+    reward: str | None,
+    policy: str,
+    dtype: str,
+    device: torch.device,
+    bias: float = 0.0,
+    through: Callable[[Callable[..., nn.Module]], Callable[..., nn.Module]] = lambda load: load,
 ) -> ValueModel:
+    """``load_critic`` that is not kept; ``through`` wraps the functions that load its source."""
     if reward is not None:
-        parts = trunk_and_head(load_classifier(reward, dtype, device, "reward.model"))
+        classifier = through(load_classifier)(reward, dtype, device, "reward.model")
+        parts = trunk_and_head(classifier)
         if parts is not None:
             return ValueModel(*parts, bias=bias).to(device).eval()
-    model = load_policy(policy, dtype, device)
+    model: Any = through(load_policy)(policy, dtype, device)
     trunk = getattr(model, model.base_model_prefix)
     size = model.config.get_text_config().hidden_size
     head = nn.Linear(size, 1).to(device=device, dtype=DTYPES[dtype])

@@ -16,6 +16,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
+from weakref import WeakValueDictionary
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -24,9 +25,13 @@ from torch import Tensor, nn
 from rlhf_core.errors import WarmError
 from rlhf_core.node_files import claim, sweep
 
+# Stands for the role where several use one model.
+SHARED = "shared"
 # Roles whose models nobody changes.
-FROZEN = ("reference", "reward")
+FROZEN = ("reference", "reward", SHARED)
 _open: ContextVar[tuple[Shelf, str] | None] = ContextVar("shelf", default=None)
+# Shared models of a process that keeps nothing; they go with their last user.
+_without_shelf: WeakValueDictionary[Hashable, nn.Module] = WeakValueDictionary()
 M = TypeVar("M", bound=nn.Module)
 T = TypeVar("T")
 
@@ -104,6 +109,13 @@ class Shelf:
             found.proven = True
         return found.model  # type: ignore[return-value]
 
+    def share(
+        self, key: Hashable, device: torch.device, read: Callable[[torch.device], M]
+    ) -> M:
+        """The model ``key`` for all roles that ask; none of them may change it."""
+        lent = next((m for m in self._lent if (m.owner, m.key) == (SHARED, key)), None)
+        return self.take(SHARED, key, device, read) if lent is None else lent.model  # type: ignore[return-value]
+
     def value(self, key: Hashable, make: Callable[[], T]) -> T:
         """What ``make`` returned the first time."""
         if key not in self._values:
@@ -140,6 +152,17 @@ def from_shelf(key: Hashable, device: torch.device, read: Callable[[torch.device
         return read(device)
     shelf, owner = found
     return shelf.take(owner, (key, str(device)), device, read)
+
+
+def shared(key: Hashable, device: torch.device, read: Callable[[torch.device], M]) -> M:
+    """The model ``key``, one for all roles of the process that ask; none of them may change it."""
+    found, key = _open.get(), (key, str(device))
+    if found is not None:
+        return found[0].share(key, device, read)
+    model = _without_shelf.get(key)
+    if model is None:
+        model = _without_shelf[key] = read(device)
+    return model  # type: ignore[return-value]
 
 
 def kept(key: Hashable, make: Callable[[], T]) -> T:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 import torch
 import xxhash
@@ -65,6 +66,17 @@ class Bucket:
     def copy(self) -> Bucket:
         """The bucket with pieces of its own."""
         return replace(self, pieces=[piece.clone() for piece in self.pieces])
+
+
+class Detached(nn.Module):
+    """Weights without their model, under the names they have in it."""
+
+    def __init__(self, weights: Mapping[str, Tensor]) -> None:
+        super().__init__()
+        self._weights = {name: nn.Parameter(weight) for name, weight in weights.items()}
+
+    def named_parameters(self, *_: Any, **__: Any) -> Iterator[tuple[str, nn.Parameter]]:
+        yield from self._weights.items()
 
 
 def header_of(model: nn.Module, version: int, bucket_bytes: int) -> Header:

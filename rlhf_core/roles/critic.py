@@ -10,8 +10,9 @@ from torch import Tensor
 from rlhf_core.assets import Assets
 from rlhf_core.config.trial import TrialConfig
 from rlhf_core.errors import DivergedError
+from rlhf_core.models.adapted import adapted_critic
 from rlhf_core.models.forward import values
-from rlhf_core.models.load import load_critic, load_tokenizer, tokenizer_fingerprint
+from rlhf_core.models.load import load_tokenizer, tokenizer_fingerprint
 from rlhf_core.ppo.aggregation import Normalizer
 from rlhf_core.ppo.losses import value_loss
 from rlhf_core.roles.trainer import Trainer
@@ -27,8 +28,8 @@ class CriticRole(Trainer):
         if source is not None and not _same_tokens(source, assets.policy):
             # Its embeddings would be read with the wrong words.
             source = None
-        model = load_critic(source, assets.policy, config.model.dtype, device, -reward.offset)
-        super().__init__("critic", model, device)
+        model = adapted_critic(config, source, assets.policy, device, -reward.offset)
+        super().__init__("critic", model, device, config)
         optim = config.optim
         self.micro_batch = (optim.micro_batch_size, optim.micro_batch_tokens)
 
@@ -66,7 +67,7 @@ class CriticRole(Trainer):
                 raise DivergedError("critic", "value loss")
             return total, (stats,)
 
-        stats, numbers = self.run(experience, settings, loss)
+        stats, numbers = self.run(context, experience, settings, loss)
         if stats is None:
             return {}
         metrics = {f"value/{name}": value for name, value in stats[0].metrics().items()}

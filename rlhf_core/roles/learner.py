@@ -6,14 +6,16 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from rlhf_core.assets import Assets
 from rlhf_core.config.trial import TrialConfig
+from rlhf_core.engines.base import trained
 from rlhf_core.errors import DivergedError
 from rlhf_core.models.forward import logprobs, logprobs_and_entropy
-from rlhf_core.models.load import load_policy
-from rlhf_core.models.weights import GROUP, Bucket, Header, buckets_of, header_of, send
+from rlhf_core.models.adapted import adapted_policy
+from rlhf_core.models.lora import plain_weights
+from rlhf_core.models.weights import GROUP, Detached, Bucket, Header, buckets_of, header_of, send
 from rlhf_core.ppo.aggregation import Normalizer
 from rlhf_core.ppo.correction import correct
 from rlhf_core.ppo.losses import entropy_bonus, kl_loss, policy_loss
@@ -29,7 +31,8 @@ class LearnerRole(Trainer):
     """The trained policy."""
 
     def __init__(self, config: TrialConfig, assets: Assets, device: torch.device) -> None:
-        super().__init__("learner", load_policy(assets.policy, config.model.dtype, device), device)
+        model = adapted_policy(config, assets.policy, device)
+        super().__init__("learner", model, device, config)
         self.sampler = ResponseSampler(config, assets, self.model)
         self.bucket_bytes = config.sync.bucket_bytes
 
@@ -54,7 +57,7 @@ class LearnerRole(Trainer):
             return self._loss(batch, counts, settings)
 
         experience, metrics = self._corrected(experience, settings)
-        stats, numbers = self.run(experience, settings, loss)
+        stats, numbers = self.run(context, experience, settings, loss)
         if stats is None:
             return {}
         policy, entropy, kl = (stat and stat.metrics() for stat in stats)
@@ -139,8 +142,20 @@ class LearnerRole(Trainer):
 
     def publish(self, context: CallContext) -> tuple[Header, list[Bucket]]:
         """The weights under the context's version, as views of the parameters."""
-        header = header_of(self.model, context.version or 0, self.bucket_bytes)
-        return header, buckets_of(self.model, header)
+        model = self._deliverable()
+        header = header_of(model, context.version or 0, self.bucket_bytes)
+        return header, buckets_of(model, header)
+
+    def _deliverable(self) -> nn.Module:
+        """What holds the trained weights as a whole; a copy in the host's memory where no rank does."""
+        if not self.engine.sharded:
+            return self.model
+        copies = {}
+        for name, parameter in trained(self.model).items():
+            with self.engine.whole([parameter]):
+                if self.group.rank == 0:
+                    copies[name] = parameter.detach().cpu().clone()
+        return Detached(copies)
 
     def send_weights(self, context: CallContext) -> int:
         """Broadcasts the weights under the context's version to the rollouts; returns the bytes."""
@@ -149,5 +164,10 @@ class LearnerRole(Trainer):
         return header.nbytes
 
     def export(self, context: CallContext, folder: str) -> None:
-        """Saves the policy as a Hugging Face folder (without the tokenizer)."""
-        self.model.save_pretrained(folder)  # type: ignore[operator]
+        """Saves the policy as a Hugging Face folder (without the tokenizer), adapters merged."""
+        weights: dict[str, Tensor] = {}
+        for name, weight in plain_weights(self.model, self.engine.whole):
+            if self.group.rank == 0:
+                weights[name] = weight.cpu().clone() if self.engine.sharded else weight
+        if weights:
+            self.model.save_pretrained(folder, state_dict=weights)  # type: ignore[operator]

@@ -8,8 +8,8 @@ from torch import Tensor
 from rlhf_core.assets import Assets
 from rlhf_core.config.trial import TrialConfig
 from rlhf_core.errors import DivergedError
+from rlhf_core.models.adapted import reference_policy
 from rlhf_core.models.forward import logprobs, split_rows
-from rlhf_core.models.load import load_policy
 from rlhf_core.types import CallContext, Rollout
 
 
@@ -17,7 +17,7 @@ class ReferenceRole:
     """A frozen policy."""
 
     def __init__(self, config: TrialConfig, assets: Assets, device: torch.device) -> None:
-        self.model = load_policy(assets.reference, config.model.dtype, device, "model.reference")
+        self.model = reference_policy(config, assets.reference, device)
         self.device = device
         optim = config.optim
         self.micro_batch = (optim.micro_batch_size, optim.micro_batch_tokens)

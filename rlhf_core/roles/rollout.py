@@ -11,9 +11,11 @@ from torch import Tensor, nn
 from rlhf_core.assets import Assets
 from rlhf_core.checkpoint import copy_into, load_part, save_part
 from rlhf_core.config.trial import TrialConfig
+from rlhf_core.engines.base import trained
 from rlhf_core.errors import ConfigError, DivergedError, RlhfError, nearest
 from rlhf_core.generation.sampler import Sampling, sample
-from rlhf_core.models.load import load_policy, load_tokenizer, positions
+from rlhf_core.models.adapted import adapted_policy
+from rlhf_core.models.load import load_tokenizer, positions
 from rlhf_core.models.weights import (
     GROUP,
     Bucket,
@@ -83,7 +85,7 @@ class RolloutRole(Member):
     def __init__(self, config: TrialConfig, assets: Assets, device: torch.device) -> None:
         super().__init__()
         self.device = device
-        self.model = load_policy(assets.policy, config.model.dtype, device)
+        self.model = adapted_policy(config, assets.policy, device)
         self.sampler = ResponseSampler(config, assets, self.model)
         self.bucket_bytes = config.sync.bucket_bytes
         self.version: int | None = 0
@@ -135,7 +137,7 @@ class RolloutRole(Member):
 
     def save(self, context: CallContext, uri: str, step: int) -> dict[str, Any]:
         """Writes the weights held, which may be older than the learner's."""
-        tensors = {name: p.detach().cpu() for name, p in self.model.named_parameters()}
+        tensors = {name: p.detach().cpu() for name, p in trained(self.model).items()}
         entry = save_part(open_store(uri), step, "rollout", tensors)
         return {**entry, "version": self.version}
 

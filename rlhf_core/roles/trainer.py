@@ -1,29 +1,32 @@
-"""What the learner and the critic share: a module, its AdamW state, its ranks, and saving."""
+"""What the learner and the critic share: a module under an engine, its ranks, and saving."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from functools import reduce
+from functools import partial, reduce
 from operator import add
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from rlhf_core.checkpoint import copy_into, load_part, save_part
-from rlhf_core.errors import DivergedError
+from rlhf_core.checkpoint import check_fit, load_part, save_part
+from rlhf_core.config.trial import TrialConfig
+from rlhf_core.engines.base import TrainingEngine, trained
+from rlhf_core.engines.build import build_engine
+from rlhf_core.engines.passes import Passes
 from rlhf_core.models.forward import split_rows
 from rlhf_core.ppo.aggregation import Normalizer
-from rlhf_core.ranks import Member, Ranks, balanced
+from rlhf_core.ranks import Member, Ranks, Seat, balanced
 from rlhf_core.store import open_store
-from rlhf_core.types import AdamWSettings, CallContext, Experience, Rollout, UpdateSettings
+from rlhf_core.types import CallContext, Experience, Rollout, UpdateSettings
 
-_MOMENTS = ("exp_avg", "exp_avg_sq", "step")
+Loss = Callable[[Experience, Normalizer], tuple[Tensor, tuple[Any, ...]]]
 
 
 class Trainer(Member):
-    """A module under AdamW, a full copy on every rank.
+    """A module under AdamW, on every rank of its role.
 
     Ranks share the rows of a step; gradients, losses and statistics are those of one rank with all rows, and the
     weights of all ranks stay equal.
@@ -32,28 +35,48 @@ class Trainer(Member):
         role: Name of the role, for messages, files and the group of its ranks.
         model: Trained in place.
         device: Where it lives.
+        config: The trial.
     """
 
-    def __init__(self, role: str, model: nn.Module, device: torch.device) -> None:
+    def __init__(
+        self, role: str, model: nn.Module, device: torch.device, config: TrialConfig
+    ) -> None:
         super().__init__()
-        self.role, self.model, self.device = role, model, device
-        # Settings are set again before every step, see step().
-        self.optimizer = torch.optim.AdamW(model.parameters(), lr=0.0, fused=True)
+        self.role, self.model, self.device, self._config = role, model, device, config
+        self.shapes = {name: p.shape for name, p in trained(model).items()}
+        self.passes = Passes(config, model, device)
+        self._engine: TrainingEngine | None = None
+        # Seed, version and number of the optimiser step.
+        self._step = (0, 0, 0)
 
     @property
     def group(self) -> Ranks:
         """The ranks of this role."""
         return self.ranks(self.role)
 
+    @property
+    def engine(self) -> TrainingEngine:
+        """What trains the model; ranks that sit in a group have made it together."""
+        if self._engine is None:
+            self._engine = build_engine(
+                self._config, self.role, self.model, lambda: self.group
+            )
+        return self._engine
+
+    def join(self, context: CallContext, seat: Seat) -> None:
+        """Takes the seat; returns when all ranks have, and can train."""
+        super().join(context, seat)
+        if seat.group == self.role:
+            self._end_engine()
+            assert self.engine is not None
+
     def run(
-        self,
-        experience: Experience,
-        settings: UpdateSettings,
-        loss: Callable[[Experience, Normalizer], tuple[Tensor, tuple[Any, ...]]],
+        self, context: CallContext, experience: Experience, settings: UpdateSettings, loss: Loss
     ) -> tuple[tuple[Any, ...] | None, dict[str, float]]:
         """All optimiser steps of one update.
 
         Args:
+            context: Whose seed and version say what adapters leave out.
             experience: The batch.
             settings: Minibatches and optimiser settings.
             loss: ``(micro-batch, counts of the optimiser step) -> (loss, statistics)``; the losses of a
@@ -70,34 +93,37 @@ class Trainer(Member):
         parts: list[tuple[Any, ...]] = []
         norms = []
         self.group.take_seconds()
-        for rows in settings.minibatches:
-            parts += self._backward(experience, rows, settings, loss)
-            norms.append(self.step(settings.optim))
+        with self.passes.learning():
+            for index, rows in enumerate(settings.minibatches):
+                self._step = (context.seed, context.version or 0, index)
+                parts += self._backward(experience, rows, settings, loss)
+                norms.append(self.engine.step(settings.optim))
         seconds = [spent for (spent,) in self.group.gather([self.group.take_seconds()])]
         lr = self.optimizer.param_groups[0]["lr"]
         numbers = {"grad_norm": mean(norms), "lr": lr, "allreduce": max(seconds)}
         return self._summed(parts), numbers
 
     def _backward(
-        self,
-        experience: Experience,
-        rows: Sequence[int],
-        settings: UpdateSettings,
-        loss: Callable[[Experience, Normalizer], tuple[Tensor, tuple[Any, ...]]],
+        self, experience: Experience, rows: Sequence[int], settings: UpdateSettings, loss: Loss
     ) -> list[tuple[Any, ...]]:
         """The gradient of one step, summed over ranks; returns the statistics of this rank's rows."""
         counts = Normalizer.of(experience.rollout.response_mask_BT[list(rows)])
-        parameters, stats = list(self.model.parameters()), []
-        self.optimizer.zero_grad(set_to_none=True)
-        with self.group.shared_fate(lambda: [p.grad is not None for p in parameters]) as used:
-            for part in self.parts(experience.rollout, rows, settings):
-                value, stat = loss(experience.select(part).to(self.device), counts)
-                value.backward()  # type: ignore[no-untyped-call]
+        groups, stats = self.parts(experience.rollout, rows, settings), []
+
+        def compute(part: Sequence[int]) -> Tensor:
+            batch = experience.select(part or rows[:1]).to(self.device)
+            with self.passes.typed():
+                value, stat = loss(batch, counts)
+            if part:
                 stats.append(stat)
-        for parameter, is_used in zip(parameters, used, strict=True):
-            if is_used and parameter.grad is None:
-                parameter.grad = torch.zeros_like(parameter)
-        self.group.add([p.grad for p in parameters if p.grad is not None])
+            return value if part else value * 0
+
+        self.engine.begin()
+        with self.group.shared_fate(self.engine.used) as used:
+            for index, part in enumerate(groups):
+                self.passes.seed(*self._step, self.role, self.group.rank, index)
+                self.engine.backward(partial(compute, part), last=index + 1 == len(groups))
+        self.engine.reduce(used)
         return stats
 
     def _summed(self, parts: Sequence[tuple[Any, ...]]) -> tuple[Any, ...] | None:
@@ -121,10 +147,12 @@ class Trainer(Member):
             float32 [B, T] on the CPU, 0 outside the mask.
         """
         out_BT = torch.zeros_like(rollout.logprobs_BT)
-        with self.group.shared_fate():
+        with self.group.shared_fate(), self.passes.typed():
             for rows in groups:
-                part_BT = compute(rollout.select(rows).to(self.device))
-                out_BT[rows, : part_BT.shape[1]] = part_BT.to(out_BT)
+                part = rollout.select(rows or [0]).to(self.device)
+                part_BT = self.engine.forward(partial(compute, part))
+                if rows:
+                    out_BT[rows, : part_BT.shape[1]] = part_BT.to(out_BT)
         self.group.add([out_BT])
         return out_BT
 
@@ -137,50 +165,39 @@ class Trainer(Member):
     def share(
         self, rollout: Rollout, rows: Sequence[int], size: int, tokens: int | None = None
     ) -> list[list[int]]:
-        """This rank's part of ``rows``, in groups as ``split_rows`` makes them."""
-        lengths = rollout.lengths_B[list(rows)].tolist()
-        mine = [rows[i] for i in balanced(lengths, self.group.size)[self.group.rank]]
-        return split_rows(rollout, mine, size, tokens) if mine else []
+        """This rank's part of ``rows``, in groups as ``split_rows`` makes them.
 
-    def step(self, settings: AdamWSettings) -> float:
-        """One optimiser step with these settings; returns the gradient norm before clipping."""
-        limit = settings.max_grad_norm if settings.max_grad_norm is not None else float("inf")
-        norm = float(nn.utils.clip_grad_norm_(self.model.parameters(), limit))
-        if not norm < float("inf"):
-            raise DivergedError(self.role, "gradient", f"has norm {norm}")
-        for group in self.optimizer.param_groups:
-            group["lr"] = settings.lr
-            group["betas"] = (settings.beta1, settings.beta2)
-            group["eps"] = settings.eps
-            group["weight_decay"] = settings.weight_decay
-        self.optimizer.step()
-        return norm
+        Where ranks meet within a pass, all make as many: an empty group is a pass that counts nothing.
+        """
+        lengths = rollout.lengths_B[list(rows)].tolist()
+        shares = [[rows[i] for i in share] for share in balanced(lengths, self.group.size)]
+        asked = range(self.group.size) if self.engine.aligned else [self.group.rank]
+        groups = {r: split_rows(rollout, shares[r], size, tokens) if shares[r] else [] for r in asked}
+        mine = groups[self.group.rank]
+        return mine + [[]] * (max(map(len, groups.values())) - len(mine))
 
     def save(self, context: CallContext, uri: str, step: int) -> dict[str, Any]:
-        """Writes weights and optimiser state; returns the entry for the manifest."""
-        tensors = {f"model.{name}": p.detach().cpu() for name, p in self.model.named_parameters()}
-        for name, parameter in self.model.named_parameters():
-            state = self.optimizer.state.get(parameter, {})
-            tensors.update({f"optim.{name}.{key}": state[key].cpu() for key in _MOMENTS if state})
+        """Writes trained weights and optimiser state; returns the entry for the manifest."""
+        tensors = self.engine.state()
+        if self.group.rank:
+            return {}
         return save_part(open_store(uri), step, self.role, tensors)
 
     def load(self, context: CallContext, uri: str, entry: dict[str, Any]) -> None:
-        """Reads weights and optimiser state back, in place."""
+        """Reads them back, in place."""
         tensors = load_part(open_store(uri), entry)
-        copy_into(self.model, tensors, entry, self.role, "model.")
-        for name, parameter in self.model.named_parameters():
-            self.optimizer.state.pop(parameter, None)
-            if f"optim.{name}.step" in tensors:
-                self.optimizer.state[parameter] = {
-                    key: tensors[f"optim.{name}.{key}"].to(
-                        "cpu" if key == "step" else parameter.device
-                    )
-                    for key in _MOMENTS
-                }
+        check_fit(self.shapes, tensors, entry, self.role, "model.")
+        self.engine.load_state(tensors)
 
     def close(self) -> None:
         """Leaves the ranks."""
+        self._end_engine()
         self.leave()
+
+    def _end_engine(self) -> None:
+        if self._engine is not None:
+            self._engine.close()
+        self._engine = None
 
 
 def mean(numbers: Sequence[float]) -> float:

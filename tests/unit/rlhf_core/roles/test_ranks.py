@@ -148,7 +148,7 @@ def test_parameters_that_no_rank_uses_stay(zoo: Zoo) -> None:
     with _ranks(zoo, "critic", 2) as group:
         for role in _roles(group):
             role.model.register_parameter("unused", torch.nn.Parameter(torch.ones(3)))
-            role.optimizer.add_param_group({"params": [role.model.unused]})
+            role.engine.optimizer.add_param_group({"params": [role.model.unused]})
         _updated(group, _batch(zoo), settings(weight_decay=1.0))
         assert all(role.model.unused.grad is None for role in _roles(group))
         assert all(role.model.unused.tolist() == [1.0] * 3 for role in _roles(group))

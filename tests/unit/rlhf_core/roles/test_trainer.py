@@ -137,9 +137,9 @@ def test_state_comes_back_exactly(zoo: Zoo, tmp_path: Path, name: str) -> None:
     assert metrics[0] == metrics[1]
     assert torch.equal(weights(other), weights(trained))
     for one, same in zip(trained.model.parameters(), other.model.parameters(), strict=True):
-        for key, value in trained.optimizer.state[one].items():
-            assert torch.equal(value, other.optimizer.state[same][key]), key
-            assert value.dtype == other.optimizer.state[same][key].dtype
+        for key, value in trained.engine.optimizer.state[one].items():
+            assert torch.equal(value, other.engine.optimizer.state[same][key]), key
+            assert value.dtype == other.engine.optimizer.state[same][key].dtype
 
 
 def test_a_state_from_before_the_first_update_forgets_moments(zoo: Zoo, tmp_path: Path) -> None:
@@ -149,7 +149,7 @@ def test_a_state_from_before_the_first_update_forgets_moments(zoo: Zoo, tmp_path
     learner.update(CONTEXT, batch, settings())
     first = weights(learner)
     learner.load(CONTEXT, uri, fresh)
-    assert not learner.optimizer.state
+    assert not learner.engine.optimizer.state
     learner.update(CONTEXT, batch, settings())
     assert torch.equal(weights(learner), first)
 

@@ -1,0 +1,1 @@
+"""Who trains a model: plain torch or DeepSpeed, behind one interface."""
