@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from rlhf_core.assets import problems, task_folder
+from rlhf_core.assets import make_ready, problems
 from rlhf_core.config import TrialConfig, apply, flatten, load_trial
 from rlhf_core.config.fields import validate
 from rlhf_core.config.resources import PRIVATE
@@ -62,7 +62,7 @@ def train(
             _check_folder(folder, resume, config)
         store = LocalStore(folder)
         store.put("config.json", strict_json(config.model_dump(mode="json")).encode())
-        task_folder(config)
+        make_ready(config)
         group = stack.enter_context(_placement_group(config))
         base = config.model_dump()
         running = PPOProgram().start(TrialContext("train", base, {}, store, group))

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from rlhf_core.assets import BUILTIN
 from rlhf_core.config.trial import TrialConfig
+from rlhf_core.models.gguf import cached_gguf, is_gguf
 from rlhf_core.models.size import parameters_of
 from rlhf_core.tasks.builtin import RECIPES, cached_builtin
 from rlhf_core.tasks.folder import TaskFolder
@@ -69,8 +70,12 @@ def _versions(config: TrialConfig) -> int:
 def _policy(config: TrialConfig) -> str | None:
     """Folder or hub id of the policy; unlike ``assets.resolve`` this builds nothing."""
     task = config.data.task
-    if config.model.policy is not None or task is None:
-        return config.model.policy
+    own = config.model.policy
+    if own is not None and is_gguf(own):
+        folder = cached_gguf(own)
+        return str(folder) if folder is not None else None
+    if own is not None or task is None:
+        return own
     if not task.startswith(BUILTIN):
         return str(TaskFolder.load(task).policy)
     name = task.removeprefix(BUILTIN)

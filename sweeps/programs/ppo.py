@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from rlhf_core.assets import problems, task_folder
+from rlhf_core.assets import make_ready, problems
 from rlhf_core.config import TrialConfig, apply, known_keys, resolve_trial
 from rlhf_core.config.fields import spelled
 from rlhf_core.config.measured import unmeasured
@@ -76,7 +76,7 @@ class PPOProgram(TrialProgram):
         }
 
     def prepare(self, base: Mapping[str, Any], progress: Progress | None = None) -> None:
-        task_folder(trial_config(base, {}), progress)
+        make_ready(trial_config(base, {}), progress)
 
     def placement(self, base: Mapping[str, Any], params: Mapping[str, Any]) -> PlacementPlan:
         return plan_trial(trial_config(base, params))
