@@ -1,8 +1,8 @@
 """Scores from a reward server over HTTP, in the form that OpenRLHF's ``remote_rm_url`` has.
 
 A request is ``{"query": [...], "prompts": [...], "labels": [...]}``, three lists of one length: prompt and
-response as the policy saw and wrote them, special tokens included; the prompt alone, with which the query begins; and
-the column ``label`` of the prompt file, null where there is none. The answer is ``{"rewards": [...]}``.
+response as the policy saw and wrote them, special tokens included; the prompt alone, with which the query begins;
+and the column ``label`` of the prompt file, null where there is none. The answer is ``{"rewards": [...]}``.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class RemoteScorer:
         return finite_numbers(told["rewards"], len(request["query"]), self.who)
 
     def _silence(self, reason: Exception | None) -> str:
-        if isinstance(reason, urllib3.exceptions.TimeoutError):
+        if isinstance(reason, urllib3.exceptions.ReadTimeoutError):
             return f"was silent for reward.timeout_s = {self.timeout_s:g} s, each time it was asked"
         return f"cannot be reached: {reason}"
 
