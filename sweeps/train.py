@@ -15,6 +15,7 @@ from rlhf_core.config import TrialConfig, apply, flatten, load_trial
 from rlhf_core.config.fields import validate
 from rlhf_core.config.resources import PRIVATE
 from rlhf_core.errors import ConfigError, PlacementError
+from rlhf_core.memory import memory_problems
 from rlhf_core.metrics import IterationMetrics
 from rlhf_core.paths import user_path
 from rlhf_core.runtime.placement import group_request, plan_trial, shortfall
@@ -48,7 +49,7 @@ def train(
         ConfigError: If something the trial reads is missing, or ``out`` holds another trial.
     """
     config = apply(config, PRIVATE)
-    found = problems(config)
+    found = problems(config) or memory_problems(config)
     if found:
         raise ConfigError(found)
     if save_model is not None:

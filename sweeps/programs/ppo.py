@@ -14,6 +14,7 @@ from rlhf_core.config.fields import spelled
 from rlhf_core.config.measured import unmeasured
 from rlhf_core.config.overrides import flat
 from rlhf_core.errors import ConfigError
+from rlhf_core.memory import Shapes, WorkerMemory, memory_of, memory_problems
 from rlhf_core.metrics import IterationMetrics, names_under
 from rlhf_core.paths import user_path
 from rlhf_core.runtime.object_store import StoreNeed, store_need
@@ -62,7 +63,7 @@ class PPOProgram(TrialProgram):
             config = trial_config(base, params)
         except ConfigError as error:
             return list(error.problems)
-        return problems(config)
+        return problems(config) or memory_problems(config)
 
     def resolve(self, base: Mapping[str, Any], params: Mapping[str, Any]) -> dict[str, Any]:
         return trial_config(base, params).model_dump(mode="json")
@@ -92,6 +93,13 @@ class PPOProgram(TrialProgram):
 
     def store_need(self, base: Mapping[str, Any], params: Mapping[str, Any]) -> StoreNeed | None:
         return store_need(trial_config(base, params))
+
+    def memory(
+        self, base: Mapping[str, Any], params: Mapping[str, Any]
+    ) -> tuple[WorkerMemory, ...] | None:
+        config = trial_config(base, params)
+        shapes = Shapes.of(config)
+        return memory_of(config, shapes) if shapes is not None else None
 
     def metrics(self, base: Mapping[str, Any], space: Collection[str]) -> tuple[str, ...] | None:
         keys = [*flat(base), *space]

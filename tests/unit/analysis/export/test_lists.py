@@ -26,6 +26,7 @@ EVERYWHERE = """
     rollout.chunk_size
     sync.transport sync.timeout_s
     resources.threads resources.cpus_per_gpu resources.head_cpus resources.affinity resources.labels
+    resources.gpu_memory_gb
     checkpoint.every_minutes checkpoint.metric eval.seed
 """
 OF_ROLES = ("cpus", "memory_gb", "share", "custom", "labels")
