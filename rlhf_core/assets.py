@@ -15,8 +15,9 @@ from rlhf_core.config.measured import unmeasured
 from rlhf_core.config.trial import CheckpointConfig, TrialConfig
 from rlhf_core.errors import ConfigError, nearest
 from rlhf_core.imports import import_named
+from rlhf_core.models.gguf import ensure_gguf, is_gguf
 from rlhf_core.models.sources import problem_of_model
-from rlhf_core.paths import user_path
+from rlhf_core.paths import problem_of_url, user_path
 from rlhf_core.tasks.builtin import RECIPES, ensure_builtin
 from rlhf_core.tasks.folder import TaskFolder
 from rlhf_core.tasks.recipe import Progress
@@ -27,17 +28,19 @@ RewardFunction = Callable[[list[str], list[str], list[Mapping[str, Any]]], list[
 
 @dataclass(frozen=True)
 class RewardSource:
-    """A sequence classifier or a Python function.
+    """A sequence classifier, a Python function or a server.
 
     Attributes:
         model: Folder or hub id, or None.
         function: Import path ``module:function``, or None.
         offset: Subtracted from the model's score.
+        url: Address of a reward server, or None.
     """
 
     model: str | None = None
     function: str | None = None
     offset: float = 0.0
+    url: str | None = None
 
 
 @dataclass(frozen=True)
@@ -62,19 +65,42 @@ def task_folder(config: TrialConfig, progress: Progress | None = None) -> TaskFo
     return TaskFolder.load(Path(task))
 
 
+def make_ready(config: TrialConfig, progress: Progress | None = None) -> None:
+    """Before anything is launched: builds the task and converts GGUF files, once, and knocks at reward servers.
+
+    Raises:
+        ConfigError: Something cannot be made, or a server does not answer.
+    """
+    resolve(config, progress)
+    unreachable = [p for key, url in reward_urls(config).items() if (p := problem_of_url(url, key))]
+    if unreachable:
+        raise ConfigError(unreachable)
+
+
+def reward_urls(config: TrialConfig) -> dict[str, str]:
+    """``{configuration key: address}`` of every reward server that the configuration names."""
+    reward = config.reward
+    named = {"reward.url": reward.url, "reward.heldout_url": reward.heldout_url}
+    named |= {f"reward.extra.{name}.url": part.url for name, part in reward.extra.items()}
+    return {key: url for key, url in named.items() if url is not None}
+
+
 def resolve(config: TrialConfig, progress: Progress | None = None) -> Assets:
     """Names everything; what the configuration leaves open comes from its task.
 
     Raises:
-        ConfigError: If neither names a policy, a reward or prompts.
+        ConfigError: If neither names a policy, a reward or prompts, or one of them cannot be made.
     """
     task = task_folder(config, progress)
     reward, data = config.reward, config.data
-    policy = _place(config.model.policy) or (str(task.policy) if task else None)
-    proxy = _source(reward.model, reward.function, reward.offset)
+    policy = _policy(config.model.policy, "model.policy", progress)
+    policy = policy or (str(task.policy) if task else None)
+    proxy = _source(reward.model, reward.function, reward.url, reward.offset)
     if proxy is None and task:
         proxy = RewardSource(str(task.reward_model), None, task.reward_offset)
-    heldout = _source(reward.heldout_model, reward.heldout_function, reward.heldout_offset)
+    heldout = _source(
+        reward.heldout_model, reward.heldout_function, reward.heldout_url, reward.heldout_offset
+    )
     if heldout is None and task:
         model = str(task.heldout_model) if task.heldout_model else None
         heldout = RewardSource(model, task.heldout_function, task.heldout_offset)
@@ -97,21 +123,30 @@ def resolve(config: TrialConfig, progress: Progress | None = None) -> Assets:
         raise ConfigError([f"{key} must be named where data.task is null" for key in missing])
     return Assets(
         policy=policy,
-        reference=_place(config.model.reference) or policy,
+        reference=_policy(config.model.reference, "model.reference", progress) or policy,
         reward=proxy,
         heldout=heldout,
         extra={
-            name: RewardSource(_place(part.model), part.function, part.offset)
+            name: RewardSource(_place(part.model), part.function, part.offset, part.url)
             for name, part in reward.extra.items()
         },
         prompts={split: path or train for split, path in prompts.items()},
     )
 
 
-def _source(model: str | None, function: str | None, offset: float) -> RewardSource | None:
-    if model is None and function is None:
+def _source(
+    model: str | None, function: str | None, url: str | None, offset: float
+) -> RewardSource | None:
+    if model is None and function is None and url is None:
         return None
-    return RewardSource(_place(model), function, offset if model else 0.0)
+    return RewardSource(_place(model), function, offset if model else 0.0, url)
+
+
+def _policy(source: str | None, key: str, progress: Progress | None) -> str | None:
+    """Where a language model lies; that of a GGUF file in the cache, where it is put if it is not there."""
+    if source is not None and is_gguf(source):
+        return str(ensure_gguf(source, key, progress))
+    return _place(source)
 
 
 def _place(source: str | None) -> str | None:
@@ -152,7 +187,15 @@ def problems(config: TrialConfig) -> list[str]:
     found += [
         p
         for key, source in models.items()
-        if source and (p := problem_of_model(source, key, tokenizer=key != "model.reference"))
+        if source
+        and (
+            p := problem_of_model(
+                source,
+                key,
+                tokenizer=key != "model.reference",
+                scores=key.startswith("reward."),
+            )
+        )
     ]
     functions = {
         "reward.function": config.reward.function,
@@ -172,7 +215,9 @@ def problems(config: TrialConfig) -> list[str]:
 def _missing(config: TrialConfig) -> list[str]:
     named = {
         "model.policy": config.model.policy,
-        "reward.model or reward.function": config.reward.model or config.reward.function,
+        "reward.model, reward.function or reward.url": config.reward.model
+        or config.reward.function
+        or config.reward.url,
         "data.prompts": config.data.prompts,
     }
     return [f"{key} must be named where data.task is null" for key, v in named.items() if not v]

@@ -11,11 +11,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from rlhf_core.assets import problems, task_folder
+from rlhf_core.assets import make_ready, problems
 from rlhf_core.config import TrialConfig, apply, flatten, load_trial
 from rlhf_core.config.fields import validate
 from rlhf_core.config.resources import PRIVATE
 from rlhf_core.errors import ConfigError, PlacementError
+from rlhf_core.memory import memory_problems
 from rlhf_core.metrics import IterationMetrics
 from rlhf_core.paths import user_path
 from rlhf_core.runtime.placement import group_request, plan_trial, shortfall
@@ -49,7 +50,7 @@ def train(
         ConfigError: If something the trial reads is missing, or ``out`` holds another trial.
     """
     config = apply(config, PRIVATE)
-    found = problems(config)
+    found = problems(config) or memory_problems(config)
     if found:
         raise ConfigError(found)
     if save_model is not None:
@@ -64,7 +65,7 @@ def train(
         recorded = _last_recorded(folder)
         store = LocalStore(folder)
         store.put("config.json", strict_json(config.model_dump(mode="json")).encode())
-        task_folder(config)
+        make_ready(config)
         group = stack.enter_context(_placement_group(config))
         base = config.model_dump()
         running = PPOProgram().start(TrialContext("train", base, {}, store, group))

@@ -28,7 +28,7 @@ from analysis.export.rules import (
     lookup,
     truth,
 )
-from analysis.export.shared import needs_critic, path, policy, reference, variable
+from analysis.export.shared import needs_critic, path, policy, policy_of, reference, variable
 
 __all__ = ["NOWHERE", "REASONS", "VERSIONS", "table"]
 
@@ -84,7 +84,7 @@ def _critic_init() -> Rule:
     def out(case: Case) -> Told:
         if case[key] == "reward":
             return Told()
-        start = case["model.policy"] or variable(case, "POLICY", "the policy")
+        start = policy_of(case)
         told = Told({critic: start}, {key: "the policy's path"})
         if start == case["reward.model"]:
             told.dropped[key] = "policy and reward model are the same"

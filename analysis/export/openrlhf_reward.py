@@ -47,17 +47,23 @@ def _model() -> Rule:
     names = {"reward.model_name_or_path": None, "reward.remote_url": None}
 
     def out(case: Case) -> Told:
+        if case["reward.url"] and not case.config.reward.extra:
+            return Told({"reward.remote_url": case["reward.url"]})
         if by_function(case):
             return programmed(case, "reward.remote_url", "reward_func(queries, prompts, labels)")
         model = case["reward.model"] or variable(case, "REWARD_MODEL", "the reward model")
         return Told({"reward.model_name_or_path": model})
 
     def back(theirs: Values) -> dict[str, Any]:
-        if theirs["reward.remote_url"] is not None:
-            raise Unreadable("a reward server or function; name one in reward.function")
-        return {"reward.model": path(theirs["reward.model_name_or_path"]), "reward.function": None}
+        url = theirs["reward.remote_url"]
+        if isinstance(url, str) and url.startswith(("http://", "https://")):
+            return {"reward.model": None, "reward.function": None, "reward.url": url}
+        if url is not None:
+            raise Unreadable("a reward function, or several servers; name one in reward.function")
+        model = path(theirs["reward.model_name_or_path"])
+        return {"reward.model": model, "reward.function": None, "reward.url": None}
 
-    return Rule(("reward.model", "reward.function"), names, out, back)
+    return Rule(("reward.model", "reward.function", "reward.url"), names, out, back)
 
 
 def _clip() -> Rule:

@@ -44,11 +44,19 @@ def variable(case: Case, name: str, what: str) -> Var:
     return Var(name, f"{what} (of {task})" if task else what)
 
 
+def policy_of(case: Case) -> str | Var:
+    """The policy as they can read it: a folder or a hub id, and no GGUF file."""
+    ours: str | None = case["model.policy"]
+    if ours is not None and (ours.startswith("package:") or ours.endswith(".gguf")):
+        return Var("POLICY", f"the policy as a Hugging Face folder (of {ours})")
+    return ours or variable(case, "POLICY", "the policy")
+
+
 def policy(name: str, default: Any) -> Rule:
     """The policy's weights."""
 
     def out(case: Case) -> Told:
-        return Told({name: case["model.policy"] or variable(case, "POLICY", "the policy")})
+        return Told({name: policy_of(case)})
 
     return Rule(("model.policy",), {name: default}, out, lambda t: {"model.policy": path(t[name])})
 
@@ -256,8 +264,8 @@ def extra_rewards(instead: str) -> Rule:
 
 
 def by_function(case: Case) -> bool:
-    """Whether the reward takes a program there: a function, or a sum of several."""
-    return bool(case["reward.function"] or case.config.reward.extra)
+    """Whether the reward takes a program there: a function, a server, or a sum of several."""
+    return bool(case["reward.function"] or case["reward.url"] or case.config.reward.extra)
 
 
 def programmed(case: Case, name: str, form: str) -> Told:
@@ -271,9 +279,12 @@ def programmed(case: Case, name: str, form: str) -> Told:
     if case.config.reward.extra:
         what = f"a .py file with {form} that returns the weighted sum of all rewards"
         keys, lost = (
-            ["reward.model", "reward.function"],
+            ["reward.model", "reward.function", "reward.url"],
             "there is one reward; the file returns the sum",
         )
+    elif case["reward.url"]:
+        what = f"a .py file with {form} that asks the server"
+        keys, lost = ["reward.url"], "a file with a function asks the server"
     else:
         what = f"a .py file with {form}"
         keys, lost = (

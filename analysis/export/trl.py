@@ -84,7 +84,7 @@ def _model_rules() -> list[Rule]:
             lambda t: {"model.device": "cpu" if truth(t["use_cpu"]) else "auto"},
         ),
         Rule(
-            ("reward.model", "reward.function"),
+            ("reward.model", "reward.function", "reward.url"),
             {"reward_model_path": None},
             _reward_out,
             _reward_back,
@@ -125,15 +125,15 @@ def _prompts_out(case: Case) -> Told:
 
 
 def _reward_back(theirs: Values) -> dict[str, Any]:
-    return {"reward.model": path(theirs["reward_model_path"]), "reward.function": None}
+    model = path(theirs["reward_model_path"])
+    return {"reward.model": model, "reward.function": None, "reward.url": None}
 
 
 def _reward_out(case: Case) -> Told:
     model = case["reward.model"] or variable(case, "REWARD_MODEL", "the reward model")
     told = Told({"reward_model_path": model})
-    if case["reward.function"]:
-        lost = "the reward is a sequence classifier; give one in REWARD_MODEL"
-        told.dropped["reward.function"] = lost
+    lost = "the reward is a sequence classifier; give one in REWARD_MODEL"
+    told.dropped |= {key: lost for key in ("reward.function", "reward.url") if case[key]}
     return told
 
 

@@ -26,6 +26,7 @@ from analysis.export.shared import (
     needs_critic,
     path,
     policy,
+    policy_of,
     programmed,
     reference,
     variable,
@@ -80,7 +81,12 @@ def _model_rules() -> list[Rule]:
     return [
         policy("actor_rollout_ref.model.path", None),
         reference("the reference is the policy at its start"),
-        Rule(("reward.model", "reward.function"), REWARD_NAMES, _reward_out, _reward_back),
+        Rule(
+            ("reward.model", "reward.function", "reward.url"),
+            REWARD_NAMES,
+            _reward_out,
+            _reward_back,
+        ),
         needs_critic(Rule(("model.critic_init",), starts, _critic_out, _critic_back)),
         _dtype(),
         fixed("model.device", "auto", "it always runs on GPUs"),
@@ -101,7 +107,7 @@ def _critic_out(case: Case) -> Told:
     kind = case["model.critic_init"]
     if kind == "reward" and not by_function(case):
         return Told({"critic.model.path": _reward_model(case)})
-    start = case["model.policy"] or variable(case, "POLICY", "the policy")
+    start = policy_of(case)
     told = Told({"critic.model.path": start}, {"model.critic_init": "the policy's path"})
     if kind == "reward":
         told.dropped["model.critic_init"] = "without a reward model the policy is the start"
@@ -114,6 +120,7 @@ def _reward_back(theirs: Values) -> dict[str, Any]:
     return {
         "reward.model": path(theirs["reward.reward_model.model_path"]),
         "reward.function": None,
+        "reward.url": None,
     }
 
 

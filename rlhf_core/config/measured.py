@@ -28,11 +28,12 @@ OF_HELDOUT = {
 def unmeasured(config: TrialConfig, name: str) -> str | None:
     """Why a trial never reports the metric ``name``, and the remedy, as a line's tail; None where it does."""
     reward = config.reward
-    named = reward.heldout_model or reward.heldout_function or config.data.task
+    own = reward.heldout_model or reward.heldout_function or reward.heldout_url
+    named = own or config.data.task
     if name in OF_HELDOUT and not named:
         return (
             "is not measured: data.task is null and no held-out reward is named; name "
-            f"reward.heldout_model or reward.heldout_function, or use {OF_HELDOUT[name]} here"
+            f"reward.heldout_model, reward.heldout_function or reward.heldout_url, or use {OF_HELDOUT[name]} here"
         )
     return left_out(config.ppo, name)
 

@@ -131,6 +131,13 @@ class ResourcesConfig(Group):
         gt=0,
         le=MOST_CPUS,
     )
+    gpu_memory_gb: float | None = option(
+        None,
+        "Memory of each GPU, against which a trial is checked before it is launched; null: not known.",
+        unit="GB",
+        gt=0,
+        le=MOST_GB,
+    )
     head_cpus: float = option(
         0.1, "CPUs of the coordinator's bundle.", unit="CPUs", gt=0, le=MOST_CPUS
     )

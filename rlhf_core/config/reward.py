@@ -7,12 +7,16 @@ from typing import Literal
 
 from rlhf_core.config.fields import Group, Name, family, in_vain, option
 from rlhf_core.errors import nearest
+from rlhf_core.paths import malformed_url
 
 
 class RewardComponent(Group):
     model: str | None = option(None, "Reward model of the component: folder or hub id.")
     function: str | None = option(
         None, "Import path 'package.module:function' of the component, instead of a model."
+    )
+    url: str | None = option(
+        None, "Address of a server that scores the component, instead of a model."
     )
     weight: float = option(1.0, "Weight of the component in the sum.", ge=-1e6, le=1e6)
     offset: float = option(
@@ -30,12 +34,15 @@ class RewardConfig(Group):
     function: str | None = option(
         None, "Import path 'package.module:function' of a reward used instead of a model."
     )
+    url: str | None = option(
+        None,
+        "Address (http or https) of a server used instead of a model: it is sent texts as JSON and answers with "
+        "one number each.",
+    )
     offset: float = option(
         0.0, "Subtracted from the score of reward.model, before its weight.", ge=-1e6, le=1e6
     )
-    weight: float = option(
-        1.0, "Weight of reward.model or reward.function in the sum of rewards.", ge=-1e6, le=1e6
-    )
+    weight: float = option(1.0, "Weight of this reward in the sum of rewards.", ge=-1e6, le=1e6)
     extra: dict[Name, RewardComponent] = family(
         "Further rewards by name; what is optimised is the weighted sum of all."
     )
@@ -48,18 +55,33 @@ class RewardConfig(Group):
     heldout_function: str | None = option(
         None, "Import path of a reward that is measured, never optimised."
     )
+    heldout_url: str | None = option(
+        None, "Address of a reward server that is measured, never optimised."
+    )
     workers: int = option(
         1,
-        "CPU processes of each reward function; 0 runs them inside the reward role.",
+        "CPU processes of each reward function, and requests at a time to each reward server; 0 runs functions "
+        "inside the reward role.",
         unit="processes",
         ge=0,
         le=256,
     )
     timeout_s: float = option(
         300.0,
-        "A reward function slower than this fails the trial; not watched where reward.workers is 0.",
+        "A reward function slower than this fails the trial (not watched where reward.workers is 0), and so does "
+        "a reward server that is silent for so long, at every attempt.",
         unit="s",
         gt=0,
+    )
+    url_batch_size: int = option(
+        64, "Texts in one request to a reward server.", unit="texts", ge=1, le=65536
+    )
+    url_retries: int = option(
+        3,
+        "A request that a reward server does not answer, or answers with an error of its own (status 429 or from "
+        "500), is repeated so many times, after pauses that double from half a second.",
+        ge=0,
+        le=20,
     )
     clip: float | None = option(
         None,
@@ -104,27 +126,47 @@ def broken_reward_rules(reward: RewardConfig, max_new_tokens: int) -> list[str]:
 
 
 def _broken_source_rules(reward: RewardConfig) -> Iterator[str]:
-    sound = [name for name, part in reward.extra.items() if part.model or part.function]
+    sound = [name for name, part in reward.extra.items() if part.model or part.function or part.url]
     parts = {f"reward.extra.{name}.": part for name, part in reward.extra.items()}
     named = [
-        ("reward.", reward.model, reward.function, reward.offset),
-        ("reward.heldout_", reward.heldout_model, reward.heldout_function, reward.heldout_offset),
-        *((key, part.model, part.function, part.offset) for key, part in parts.items()),
+        ("reward.", reward.model, reward.function, reward.url, reward.offset),
+        (
+            "reward.heldout_",
+            reward.heldout_model,
+            reward.heldout_function,
+            reward.heldout_url,
+            reward.heldout_offset,
+        ),
+        *((key, part.model, part.function, part.url, part.offset) for key, part in parts.items()),
     ]
-    for key, model, function, offset in named:
-        if model and function:
-            yield f"{key}model and {key}function exclude each other; remove one"
+    for key, model, function, url, offset in named:
+        given = [
+            f"{key}{kind}"
+            for kind, value in (("model", model), ("function", function), ("url", url))
+            if value
+        ]
+        if len(given) > 1:
+            yield f"{' and '.join(given)} exclude each other; remove {'one' if len(given) == 2 else 'two'}"
         elif offset and not model:
             yield (
                 f"{key}offset belongs to a {key}model, which is not named, but is {offset:g}; set it to 0, "
                 "or name the model"
             )
+        if url is not None and (wrong := malformed_url(url)):
+            yield f"{key}url {wrong}"
     for name in reward.extra:
         if name not in sound:
             yield (
-                f"reward.extra.{name} must name a model or a function, but names neither"
+                f"reward.extra.{name} must name a model, a function or a url, but names none"
                 f"{nearest(name, sound) or '; name one, or remove it'}"
             )
+    if not any(url for _, _, _, url, _ in named):
+        yield from in_vain(
+            reward,
+            ("url_batch_size", "url_retries"),
+            "reward.",
+            "a reward server, but no url is named",
+        )
 
 
 def _broken_sum_rules(reward: RewardConfig) -> Iterator[str]:
@@ -148,6 +190,7 @@ def _broken_shaping_rules(reward: RewardConfig, max_new_tokens: int) -> Iterator
     if reward.normalise != "static":
         off = f"reward.normalise 'static', but that is {reward.normalise!r}"
         yield from in_vain(reward, ("mean", "std"), "reward.", off)
-    if reward.workers == 0:
+    urls = (reward.url, reward.heldout_url, *(part.url for part in reward.extra.values()))
+    if reward.workers == 0 and not any(urls):
         off = "workers that can be watched, but reward.workers is 0"
         yield from in_vain(reward, ("timeout_s",), "reward.", off)

@@ -22,10 +22,12 @@ from rlhf_core.metrics import find
 
 class ModelConfig(Group):
     policy: str | None = option(
-        None, "Policy: local Hugging Face folder or hub id; null takes the task's."
+        None,
+        "Policy: local Hugging Face folder, hub id, GGUF file, or 'package:NAME' for the GGUF file in an "
+        "installed Python package; null takes the task's.",
     )
     reference: str | None = option(
-        None, "Reference policy: folder or hub id; null is the policy at its start."
+        None, "Reference policy, named like the policy; null is the policy at its start."
     )
     critic_init: Literal["reward", "policy"] = option(
         "reward",

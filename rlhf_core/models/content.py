@@ -31,12 +31,20 @@ def digest(source: str, key: str, *, weights: bool = True) -> str:
     try:
         for path in sorted(path for path in folder.rglob("*") if path.is_file()):
             if weights or path.suffix not in WEIGHTS:
-                found = path.stat()
-                content = _file(str(path), found.st_size, found.st_mtime_ns)
-                whole.update(f"{path.relative_to(folder)}\0{content}\0".encode())
+                whole.update(f"{path.relative_to(folder)}\0{file_digest(path)}\0".encode())
     except OSError as error:
         raise ConfigError(f"{key}: {source!r} cannot be read: {error.strerror}") from None
     return whole.hexdigest()
+
+
+def file_digest(path: Path) -> str:
+    """Digest of a file's bytes.
+
+    Raises:
+        OSError: It cannot be read.
+    """
+    found = path.stat()
+    return _file(str(path), found.st_size, found.st_mtime_ns)
 
 
 @functools.lru_cache(4096)

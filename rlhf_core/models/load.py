@@ -36,7 +36,12 @@ def _quiet() -> None:
     logging.disable_progress_bar()
 
 
-def _load(auto: str, source: str, key: str, **options: Any) -> Any:
+def from_pretrained(auto: str, source: str, key: str, **options: Any) -> Any:
+    """``transformers.AUTO.from_pretrained(source, ...)`` without bars and warnings.
+
+    Raises:
+        ConfigError: It cannot be loaded; the line starts with ``key``.
+    """
     import transformers
 
     _quiet()
@@ -56,7 +61,7 @@ def _load(auto: str, source: str, key: str, **options: Any) -> Any:
 def _load_model(auto: str, source: str, key: str, **options: Any) -> nn.Module:
     """A model whose weights are all in ``source``: transformers makes up those that are not."""
     model: nn.Module
-    model, info = _load(auto, source, key, output_loading_info=True, **options)
+    model, info = from_pretrained(auto, source, key, output_loading_info=True, **options)
     if info["missing_keys"]:
         names = ", ".join(sorted(info["missing_keys"])[:3])
         kind = ", ".join(getattr(model.config, "architectures", None) or ["unknown"])
@@ -73,7 +78,7 @@ def load_tokenizer(source: str, key: str = "model.policy") -> Any:
 
 
 def _tokenizer(source: str, key: str) -> Any:
-    tokenizer = _load("AutoTokenizer", source, key)
+    tokenizer = from_pretrained("AutoTokenizer", source, key)
     if tokenizer.eos_token_id is None:
         raise ConfigError(
             f"{key}: the tokenizer of {source!r} has no end-of-sequence token; set one"

@@ -4,21 +4,78 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 _BYTES = {"float32": 4, "float": 4, "bfloat16": 2, "float16": 2, "half": 2}
+# Architectures whose passes and decoding are this project's own.
+LEAN = ("llama", "qwen2")
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """What memory follows from.
+
+    Attributes:
+        parameters: All of them.
+        layers: Decoder layers.
+        width: Hidden size.
+        inner: Width inside the feed-forward blocks.
+        query, key: Width of all query heads, and of all key heads; values are as wide as keys.
+        vocabulary: Rows of the embedding.
+        tied: Whether the output head is the embedding.
+        lean: Whether its passes are this project's own.
+    """
+
+    parameters: int
+    layers: int
+    width: int
+    inner: int
+    query: int
+    key: int
+    vocabulary: int
+    tied: bool
+    lean: bool
+
+    @property
+    def trunk(self) -> int:
+        """Parameters without an output head of their own."""
+        return self.parameters - (0 if self.tied else self.vocabulary * self.width)
+
+
+def shape_of(source: str) -> ModelShape | None:
+    """Shape of a model folder, or of a hub id whose files lie in the local cache; None: not known."""
+    folder, count = _folder(source), parameters_of(source)
+    config = _json(folder / "config.json") if folder is not None else {}
+    config = config.get("text_config", config)
+    width, layers = (
+        _first(config, "hidden_size", "n_embd"),
+        _first(config, "num_hidden_layers", "n_layer"),
+    )
+    heads, words = _first(config, "num_attention_heads", "n_head"), _first(config, "vocab_size")
+    if None in (count, width, layers, heads, words):
+        return None
+    head = _first(config, "head_dim") or width // heads
+    return ModelShape(
+        parameters=count,
+        layers=layers,
+        width=width,
+        inner=_first(config, "intermediate_size", "n_inner") or 4 * width,
+        query=heads * head,
+        key=(_first(config, "num_key_value_heads") or heads) * head,
+        vocabulary=words,
+        tied=bool(config.get("tie_word_embeddings", True)),
+        lean=config.get("model_type") in LEAN,
+    )
 
 
 def parameters_of(source: str) -> int | None:
     """Parameters of a model folder, or of a hub id whose files lie in the local cache; None: not known."""
-    folder = Path(source).expanduser()
-    if not folder.is_dir():
-        cached = _cached(source)
-        if cached is None:
-            return None
-        folder = cached
+    folder = _folder(source)
+    if folder is None:
+        return None
     files = sorted(folder.glob("*.safetensors"))
     if files:
         return sum(math.prod(shape) for file in files for shape in _shapes(file))
@@ -28,6 +85,11 @@ def parameters_of(source: str) -> int | None:
     if not weights or kind not in _BYTES:
         return None
     return sum(file.stat().st_size for file in weights) // _BYTES[kind]
+
+
+def _folder(source: str) -> Path | None:
+    folder = Path(source).expanduser()
+    return folder if folder.is_dir() else _cached(source)
 
 
 def _cached(source: str) -> Path | None:
@@ -45,6 +107,12 @@ def _shapes(file: Path) -> Iterator[list[int]]:
     for name, entry in header.items():
         if name != "__metadata__":
             yield entry["shape"]
+
+
+def _first(config: Mapping[str, Any], *names: str) -> Any:
+    """The first of some names that is set to a whole number, or None."""
+    found = (config.get(name) for name in names)
+    return next((value for value in found if isinstance(value, int)), None)
 
 
 def _json(file: Path) -> dict[str, Any]:

@@ -143,6 +143,20 @@ def _scores(
         scores: Any = function(prompts, responses, metadata)
     except (Exception, SystemExit) as error:
         raise RewardFunctionError(f"{name}: {path} raised {error!r}") from error
+    return finite_numbers(scores, len(prompts), f"{name}: {path}")
+
+
+def finite_numbers(scores: Any, count: int, who: str) -> list[float]:
+    """``scores`` as ``count`` finite numbers, one a response.
+
+    Args:
+        scores: What came back.
+        count: Responses that were to be scored.
+        who: Whom to blame; starts the line of an error.
+
+    Raises:
+        RewardFunctionError: It is something else.
+    """
     wrong: object = type(scores).__name__
     try:
         if isinstance(scores, str | bytes | Mapping | Set):
@@ -153,14 +167,13 @@ def _scores(
             numbers.append(float(score))
     except Exception as error:
         raise RewardFunctionError(
-            f"{name}: {path} must return a list of numbers, but returned {wrong}"
+            f"{who} must return a list of numbers, but returned {wrong}"
         ) from error
-    if len(numbers) != len(prompts):
+    if len(numbers) != count:
         raise RewardFunctionError(
-            f"{name}: {path} must return {len(prompts)} numbers, one a response, but "
-            f"returned {len(numbers)}"
+            f"{who} must return {count} numbers, one a response, but returned {len(numbers)}"
         )
     infinite = next((n for n in numbers if not math.isfinite(n)), None)
     if infinite is not None:
-        raise RewardFunctionError(f"{name}: {path} returned {infinite}, no finite number")
+        raise RewardFunctionError(f"{who} returned {infinite}, no finite number")
     return numbers

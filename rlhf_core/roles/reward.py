@@ -1,4 +1,4 @@
-"""Reward: scores of responses, by a sequence classifier or a Python function; the held-out one beside it."""
+"""Reward: scores of responses by a classifier, a Python function or a server; the held-out one beside it."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from rlhf_core.models.load import (
 )
 from rlhf_core.prompts import as_messages
 from rlhf_core.roles.functions import FunctionPool
+from rlhf_core.roles.remote import RemoteScorer
 from rlhf_core.types import CallContext, Prompt, Rollout, Scores
 
 
@@ -53,6 +54,8 @@ class RewardRole:
             reward = self.config.reward
             pool = FunctionPool(source.function, name, reward.workers, reward.timeout_s)
             return FunctionScorer(pool, self.tokenizer)
+        if source.url is not None:
+            return RemoteScorer(source.url, name, self.config.reward, self.tokenizer)
         return ModelScorer(source, key, self.tokenizer, self.config, self.device)
 
     def scores(self, context: CallContext, rollout: Rollout, prompts: Sequence[Prompt]) -> Scores:
@@ -77,7 +80,7 @@ class RewardRole:
         return Scores(proxy_B, heldout_B, extra)
 
     def close(self) -> None:
-        """Ends the worker processes of reward functions."""
+        """Ends the worker processes of reward functions and the requests to reward servers."""
         for scorer in (self.proxy, self.heldout, *self.extra.values()):
             if scorer is not None:
                 scorer.close()

@@ -125,11 +125,14 @@ def _read(config: TrialConfig) -> dict[str, Any]:
     """Options that the reward role reads; weights, clips and norms are the trial's."""
     reward = config.reward
     names = (
-        "model", "function", "offset", "heldout_model", "heldout_function", "heldout_offset",
-        "workers", "timeout_s",
+        "model", "function", "url", "offset",
+        "heldout_model", "heldout_function", "heldout_url", "heldout_offset",
+        "workers", "timeout_s", "url_batch_size", "url_retries",
     )  # fmt: skip
     extra = {
-        name: RewardComponent(model=part.model, function=part.function, offset=part.offset)
+        name: RewardComponent(
+            model=part.model, function=part.function, url=part.url, offset=part.offset
+        )
         for name, part in reward.extra.items()
     }
     return {**{name: getattr(reward, name) for name in names}, "extra": extra}
@@ -164,8 +167,8 @@ def fingerprint(role: str, config: TrialConfig, assets: Assets) -> str:
             "model": {"policy", "reference"},
             "data": {"task"},
             "reward": {
-                "model", "function", "offset", "extra",
-                "heldout_model", "heldout_function", "heldout_offset",
+                "model", "function", "url", "offset", "extra",
+                "heldout_model", "heldout_function", "heldout_url", "heldout_offset",
             },
         },
     )  # fmt: skip

@@ -47,7 +47,8 @@ def run(args: argparse.Namespace) -> int:
     )
     print_notes(console, [*sweep.notes(), *filter(None, [spill_note(plan)])])
     for shape in plan.shapes:
-        for line in [*_picture(shape, plan), _shape_line(shape)]:
+        need = _memory_lines(sweep, shape)
+        for line in [*_picture(shape, plan), *need, _shape_line(shape)]:
             console.print(Text(line), soft_wrap=True)
     for service in plan.services:
         console.print(Text(_service_line(service)), soft_wrap=True)
@@ -82,6 +83,26 @@ def _picture(shape: Shape, plan: SweepPlan) -> list[str]:
         for i, b in enumerate(shape.plan.bundles)
     ]
     return [title, f"layout {shape.plan.layout}, {shape.plan.strategy}, fits nowhere", *bundles]
+
+
+def _memory_lines(sweep: Sweep, shape: Shape) -> list[str]:
+    """What each worker needs of the memory it is given, by what it is for."""
+    from rlhf_core.memory import in_parts
+
+    loaded = sweep.loaded
+    workers = loaded.program.memory(loaded.base, shape.params)
+    if workers is None:
+        return ["  memory: known once every model is built or downloaded"]
+    lines = []
+    for worker in workers:
+        size, limit = (
+            (worker.gpu, worker.gpu_limit) if worker.on_gpu else (worker.host, worker.host_limit)
+        )
+        of = f" of {limit / 1e9:.2f}" if limit is not None else ""
+        kind = "GPU memory" if worker.on_gpu else "memory"
+        name = "the process" if worker.name == "trial" else f"a worker of {worker.name}"
+        lines.append(f"  {kind}: {name} needs {size / 1e9:.2f}{of} GB: {in_parts(worker)}")
+    return lines
 
 
 def _service_line(service: ServiceShape) -> str:

@@ -10,6 +10,7 @@ import yaml
 
 from rlhf_core.errors import ConfigError
 from rlhf_core.imports import import_named
+from rlhf_core.memory import WorkerMemory
 from rlhf_core.metrics import IterationMetrics
 from rlhf_core.runtime.object_store import StoreNeed
 from rlhf_core.runtime.placement import PlacementPlan
@@ -126,6 +127,12 @@ class TrialProgram(Protocol):
     def store_need(self, base: Mapping[str, Any], params: Mapping[str, Any]) -> StoreNeed | None:
         """What a trial keeps in Ray's object store; None where that is not known yet."""
         return StoreNeed(0, 0)
+
+    def memory(
+        self, base: Mapping[str, Any], params: Mapping[str, Any]
+    ) -> tuple[WorkerMemory, ...] | None:
+        """What its workers need; None where that is not known yet."""
+        return ()
 
     def metrics(self, base: Mapping[str, Any], space: Collection[str]) -> tuple[str, ...] | None:
         """Names of metrics it reports under ``base`` and the keys of a space; None where any name may come."""

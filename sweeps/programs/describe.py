@@ -17,8 +17,9 @@ def measured_by(config: TrialConfig, objective: str) -> list[str]:
         objective: The sweep's objective.
     """
     reward, data = config.reward, config.data
-    own = [key for key in ("model", "function") if getattr(reward, key) is not None]
-    if not own or data.task is None or reward.heldout_model or reward.heldout_function:
+    own = [key for key in ("model", "function", "url") if getattr(reward, key) is not None]
+    measured = reward.heldout_model or reward.heldout_function or reward.heldout_url
+    if not own or data.task is None or measured:
         return []
     subject = f"objective {objective}" if "heldout" in objective else "the last judgement"
     prompts = data.eval_prompts if subject != "the last judgement" else data.test_prompts

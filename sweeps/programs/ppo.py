@@ -8,12 +8,13 @@ from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from rlhf_core.assets import problems, task_folder
+from rlhf_core.assets import make_ready, problems
 from rlhf_core.config import TrialConfig, apply, known_keys, resolve_trial
 from rlhf_core.config.fields import spelled
 from rlhf_core.config.measured import unmeasured
 from rlhf_core.config.overrides import flat
 from rlhf_core.errors import ConfigError
+from rlhf_core.memory import Shapes, WorkerMemory, memory_of, memory_problems
 from rlhf_core.metrics import IterationMetrics, names_under
 from rlhf_core.models.policy import policy_parameters
 from rlhf_core.paths import user_path
@@ -78,7 +79,7 @@ class PPOProgram(TrialProgram):
             config = trial_config(base, params)
         except ConfigError as error:
             return list(error.problems)
-        return problems(config)
+        return problems(config) or memory_problems(config)
 
     def resolve(self, base: Mapping[str, Any], params: Mapping[str, Any]) -> dict[str, Any]:
         return trial_config(base, params).model_dump(mode="json")
@@ -92,7 +93,7 @@ class PPOProgram(TrialProgram):
         }
 
     def prepare(self, base: Mapping[str, Any], progress: Progress | None = None) -> None:
-        task_folder(trial_config(base, {}), progress)
+        make_ready(trial_config(base, {}), progress)
 
     def placement(self, base: Mapping[str, Any], params: Mapping[str, Any]) -> PlacementPlan:
         return plan_trial(trial_config(base, params))
@@ -108,6 +109,13 @@ class PPOProgram(TrialProgram):
 
     def store_need(self, base: Mapping[str, Any], params: Mapping[str, Any]) -> StoreNeed | None:
         return store_need(trial_config(base, params))
+
+    def memory(
+        self, base: Mapping[str, Any], params: Mapping[str, Any]
+    ) -> tuple[WorkerMemory, ...] | None:
+        config = trial_config(base, params)
+        shapes = Shapes.of(config)
+        return memory_of(config, shapes) if shapes is not None else None
 
     def metrics(self, base: Mapping[str, Any], space: Collection[str]) -> tuple[str, ...] | None:
         keys = [*flat(base), *space]

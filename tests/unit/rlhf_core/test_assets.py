@@ -46,7 +46,7 @@ def test_a_complete_configuration_has_no_problems(good: TrialConfig, zoo: Zoo) -
 def test_everything_that_is_missing_is_named_together() -> None:
     assert problems(TrialConfig()) == [
         "model.policy must be named where data.task is null",
-        "reward.model or reward.function must be named where data.task is null",
+        "reward.model, reward.function or reward.url must be named where data.task is null",
         "data.prompts must be named where data.task is null",
     ]
     with pytest.raises(ConfigError) as caught:

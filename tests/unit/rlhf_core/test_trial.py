@@ -376,6 +376,7 @@ def test_every_family_trains_under_a_reward_model(zoo: Zoo, family: str, reward:
 ELSEWHERE = (
     "resources.", "checkpoint.", "budget.", "eval.", "data.", "model.", "reward.workers",
     "reward.timeout_s", "reward.offset", "reward.heldout", "reward.model", "reward.function",
+    "reward.url", "reward.extra.NAME.url",
     "optim.micro_batch_size", "optim.micro_batch_tokens", "rollout.chunk_size",
     "sync.transport", "sync.bucket_mb", "sync.timeout_s",
 )  # fmt: skip

@@ -21,10 +21,12 @@ EVERYWHERE = """
     resources.max_replacements resources.roles.reference.merge resources.roles.reference.placement
     resources.roles.reward.merge resources.roles.reward.placement
     data.task data.eval_prompts data.test_prompts
-    reward.heldout_offset reward.heldout_model reward.heldout_function reward.workers reward.timeout_s
+    reward.heldout_offset reward.heldout_model reward.heldout_function reward.heldout_url
+    reward.workers reward.timeout_s reward.url_batch_size reward.url_retries
     rollout.chunk_size
     sync.transport sync.timeout_s
     resources.threads resources.cpus_per_gpu resources.head_cpus resources.affinity resources.labels
+    resources.gpu_memory_gb
     checkpoint.every_minutes checkpoint.metric eval.seed optim.critic_lr_ratio
 """
 OF_ROLES = ("cpus", "memory_gb", "share", "custom", "labels")
