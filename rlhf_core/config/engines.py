@@ -14,9 +14,7 @@ ALL_LINEAR = "all-linear"
 
 
 class LoraConfig(Group):
-    rank: int = option(
-        0, "Rank of the adapters; 0: none, all weights are trained.", ge=0, le=4096
-    )
+    rank: int = option(0, "Rank of the adapters; 0: none, all weights are trained.", ge=0, le=4096)
     alpha: float = option(16.0, "What the adapters add is scaled by alpha / rank.", gt=0, le=65536)
     dropout: float = option(
         0.0, "Share of the adapters' inputs that an update leaves out.", ge=0, lt=1

@@ -137,14 +137,20 @@ class DeepSpeedEngine:
     def load_state(self, tensors: dict[str, Tensor]) -> None:
         self.optimizer.state.clear()
         named = trained(self.module)
-        steps = next((tensors[f"optim.{n}.step"] for n in named if f"optim.{n}.step" in tensors), None)
+        steps = next(
+            (tensors[f"optim.{n}.step"] for n in named if f"optim.{n}.step" in tensors), None
+        )
         if steps is not None:
             for flat in flats_of(self._engine.optimizer, self.stage):
                 moments = {key: torch.zeros_like(flat) for key in WIDE_MOMENTS}
                 self.optimizer.state[flat] = {"step": steps.to(flat.device).clone(), **moments}
         for name, parameter in named.items():
             whole, shard = tensors[f"model.{name}"], self._shard(parameter)
-            with self._gathered([parameter], modifier_rank=0) if self.sharded else contextlib.nullcontext():
+            with (
+                self._gathered([parameter], modifier_rank=0)
+                if self.sharded
+                else contextlib.nullcontext()
+            ):
                 parameter.data.copy_(whole) if parameter.numel() else None
             shard.write(shard.flat, whole)
             for key in WIDE_MOMENTS if f"optim.{name}.step" in tensors else ():
