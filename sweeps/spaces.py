@@ -241,3 +241,14 @@ def share_note(space: Space, base: Mapping[str, Any]) -> list[str]:
         f"space: {share:.0%} of its points keep its rules; the others are passed over, which costs no trial, but "
         "teaches the sampler nothing: narrow the domains"
     ]
+
+
+def rejection_note(rejected: int, trials: int) -> list[str]:
+    """The share of proposed configurations that broke a rule, in a line, where there were any."""
+    if not rejected:
+        return []
+    proposed = rejected + trials
+    return [
+        f"{rejected} of {proposed} proposed configurations ({rejected / proposed:.0%}) broke a rule and "
+        "were passed over"
+    ]

@@ -21,7 +21,7 @@ from sweeps.record import RunDirectory, check_target, storage_root
 from sweeps.results import Results, write_results
 from sweeps.services import asked_at_corners
 from sweeps.signals import sigterm_interrupts
-from sweeps.spaces import share_note
+from sweeps.spaces import rejection_note, share_note
 from sweeps.stages import stages
 from sweeps.terminal import print_notes
 
@@ -125,10 +125,9 @@ class Sweep:
             raise Interrupted(str(directory))
         with sigterm_interrupts():
             results = write_results(self.loaded, directory, console)
-        if driver.given_up is None:
-            return results
-        note = f"no further trial was started: {driver.given_up}"
-        return replace(results, notes=(note, *results.notes))
+        notes = [f"no further trial was started: {driver.given_up}"] if driver.given_up else []
+        notes += rejection_note(driver.study.rejected, len(driver.records))
+        return replace(results, notes=(*notes, *results.notes))
 
     def _drive(self, directory: Path, nodes: list[Node], console: Console) -> SweepDriver:
         """Runs the trials on the connected cluster."""

@@ -15,7 +15,7 @@ from optuna.trial import TrialState
 from search_spaces import Space
 from sweeps.config import Constraint, SearchConfig
 from sweeps.outcomes import Outcome
-from sweeps.tuning.space import suggest
+from sweeps.tuning.space import suggest, to_study
 
 MAX_REJECTIONS = 100
 # Optuna state and whether a constraint counts as violated, for TPE, random and QMC. They avoid a violated region,
@@ -59,7 +59,7 @@ class Study:
         self._reported: dict[int, int] = {}
         self.rejected = 0
         for point in search.points:
-            self._study.enqueue_trial(dict(point))
+            self._study.enqueue_trial(to_study(space, point))
 
     def ask(self) -> tuple[int, dict[str, Any]]:
         """Number and parameters of a new trial.
