@@ -15,7 +15,7 @@ from rlhf_core.config.overrides import flat, merge, nest
 from rlhf_core.errors import ConfigError, nearest
 from rlhf_core.paths import user_path
 from search_spaces import Space, codec
-from search_spaces.rules import FITS_CLUSTER
+from search_spaces.rules import FITS_CLUSTER, Rule
 from sweeps.config import Constraint, SweepConfig
 from sweeps.decide.guards import GUARDED
 from sweeps.programs.base import TrialProgram, load_program
@@ -218,7 +218,15 @@ def _problems(loaded: Loaded) -> list[str]:
             for key, value in point.items()
             if key in space and not space[key].domain.contains(value)
         ]
+        if sound:
+            known = Space(dict(space), tuple(r for r in space.rules if _given(r, space, point)))
+            found += [f"search.points[{number}]: {b}" for b in known.broken(point, loaded.values)]
     return found
+
+
+def _given(rule: Rule, space: Space, point: Mapping[str, Any]) -> bool:
+    """Whether a point names every parameter that the rule looks at."""
+    return all(key in point or key not in space for key in rule.keys)
 
 
 def _space_problems(loaded: Loaded) -> list[str]:

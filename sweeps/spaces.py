@@ -208,6 +208,11 @@ def kept_share(space: Space, base: Mapping[str, Any]) -> float:
     return kept / DRAWS
 
 
+def _can_be_kept(space: Space, base: Mapping[str, Any]) -> bool:
+    source = random.Random(0)
+    return any(not space.broken(draw(space, source), base) for _ in range(DRAWS))
+
+
 def rule_problems(space: Space, keys: Sequence[str], base: Mapping[str, Any] | None) -> list[str]:
     """Rules over keys that do not exist, or that no point keeps.
 
@@ -222,9 +227,9 @@ def rule_problems(space: Space, keys: Sequence[str], base: Mapping[str, Any] | N
         for key in rule.keys
         if key not in space and key not in spelled(keys, key)
     ]
-    if unknown or base is None or not space.rules or kept_share(space, base) > 0:
+    if unknown or base is None or _can_be_kept(space, base):
         return unknown
-    alone = [rule for rule in space.rules if not kept_share(Space(dict(space), (rule,)), base)]
+    alone = [r for r in space.rules if not _can_be_kept(Space(dict(space), (r,)), base)]
     named = "; ".join(str(rule) for rule in alone or space.rules)
     rules = "rule" if len(alone or space.rules) == 1 else "rules"
     return [

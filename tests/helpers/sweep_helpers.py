@@ -1,4 +1,4 @@
-"""Rewards and programs that worker processes of the tests import by name."""
+"""Rewards, programs and a space that sweeps and worker processes of the tests import by name."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ from typing import Any
 
 from rlhf_core.metrics import IterationMetrics
 from rlhf_core.runtime.placement import Bundle, PlacementPlan
+from search_spaces import Logit, Parameter, Space
 from sweeps.programs.base import TrialContext, TrialProgram
+
+SPACE = Space({"ppo.gamma": Parameter(Logit(0.9, 0.999))})
 
 
 def brevity(
