@@ -1,7 +1,6 @@
 """Spaces as Tune's ``param_space``, for a ``tune.Tuner`` of your own.
 
-Tune draws each key by itself, so conditions and rules are the business of the space, not of Tune's domains: see
-``param_space``.
+Tune draws key by key, so that a parameter with a condition, or one that closes a rule, waits for the others.
 """
 
 from __future__ import annotations
@@ -13,8 +12,9 @@ from ray import tune
 from ray.tune.search import sample
 
 from rlhf_core.errors import ConfigError
-from search_spaces import Choice, Constant, Domain, Float, Int, Pow2, Space
+from search_spaces import Choice, Constant, Domain, Float, Int, Pow2, Rule, Space
 
+MAX_REJECTIONS = 100
 # Takes whatever Tune hands to a sampler as the state of its generator.
 UNIT = tune.uniform(0.0, 1.0)
 
@@ -82,44 +82,69 @@ def from_tune(drawn: Any) -> Domain:
     )
 
 
-class Conditional(sample.Domain):
-    """A parameter that is drawn where its condition holds, and else has a value that does not count.
+class Dependent(sample.Domain):
+    """A parameter that is drawn after those that its condition and its rules look at.
 
     Args:
         space: Where it stands.
         key: Its key.
-        otherwise: The value where it is inactive.
+        base: ``{dotted key: value}`` of a trial without parameters.
     """
 
-    def __init__(self, space: Space, key: str, otherwise: Any) -> None:
-        self.space, self.key, self.otherwise = space, key, otherwise
+    def __init__(self, space: Space, key: str, base: Mapping[str, Any]) -> None:
+        self.space, self.key, self.base = space, key, base
+        earlier = list(space)[: list(space).index(key)]
+        # A rule is kept by the last of its parameters.
+        self.rules = [r for r in space.rules if key in r.keys and not _after(space, key, r)]
+        self.parents = _parents(space, key)
+        self.needs = [
+            k for k in earlier if k in self.parents or any(k in r.keys for r in self.rules)
+        ]
 
     def sample(self, config: Any = None, size: int = 1, random_state: Any = None) -> Any:
-        """A value, given those of the parents in ``config``."""
-        parents, when = {}, self.space[self.key].when
-        while when is not None:
-            # Tune's config raises where the parent is not drawn yet, and asks again later.
-            parents[when.key] = getattr(config, when.key)
-            when = self.space[when.key].when
-        if self.key not in self.space.active(parents):
-            return self.otherwise
-        return ByShare(self.space[self.key].domain).sample(self, None, size, random_state)
+        """A value, given those of ``needs`` in ``config``; where the condition does not hold, that of the base."""
+        # Tune's config raises where one of them is not drawn yet, and asks again later.
+        known = {key: getattr(config, key) for key in self.needs}
+        if self.key not in self.space.active({k: known[k] for k in self.parents}):
+            return self.base[self.key]
+        sampler = ByShare(self.space[self.key].domain)
+        for _ in range(MAX_REJECTIONS):
+            value = sampler.sample(self, random_state=random_state)
+            values = {**self.base, **known, self.key: value}
+            if not any(rule.broken(values) for rule in self.rules):
+                break
+        return value
 
     def is_valid(self, value: Any) -> bool:
         """Whether it may have that value."""
-        return value == self.otherwise or self.space[self.key].domain.contains(value)
+        return value == self.base.get(self.key) or self.space[self.key].domain.contains(value)
 
     @property
     def domain_str(self) -> str:
         return f"{self.space[self.key]}"
 
 
+def _parents(space: Space, key: str) -> list[str]:
+    found, when = [], space[key].when
+    while when is not None:
+        found.append(when.key)
+        when = space[when.key].when
+    return found
+
+
+def _after(space: Space, key: str, rule: Rule) -> bool:
+    """Whether the rule looks at a parameter that is drawn later than ``key``."""
+    order = list(space)
+    return any(k in space and order.index(k) > order.index(key) for k in rule.keys)
+
+
 def param_space(space: Space, base: Mapping[str, Any]) -> dict[str, Any]:
     """The ``param_space`` of a ``tune.Tuner`` whose trainable reads dotted keys, such as ``PPOTrainable``.
 
-    A parameter whose condition does not hold has the value of ``base``, which is what leaving it out means. Rules
-    are not enforced, because Tune draws each key by itself. A search algorithm of Tune's takes spaces without
-    conditions, logits and grids only; Tune's own random search takes all.
+    A parameter whose condition does not hold has the value of ``base``, which is what leaving it out means. One
+    that closes a rule is drawn again until the rule holds, at most a hundred times; ``fits_cluster`` is not asked.
+    Tune's own random search takes every space, a search algorithm of Tune's those without conditions, rules,
+    logits and grids.
 
     Example:
         >>> tune.Tuner(PPOTrainable, param_space={"base": "tiny", **param_space(space, loaded.values)})
@@ -136,7 +161,8 @@ def param_space(space: Space, base: Mapping[str, Any]) -> dict[str, Any]:
         raise ConfigError(
             [f"param_space: base has no {key!r}, which has a condition; name it" for key in missing]
         )
+    made = {key: Dependent(space, key, base) for key in space}
     return {
-        key: to_tune(p.domain) if p.when is None else Conditional(space, key, base[key])
+        key: made[key] if made[key].needs or made[key].rules else to_tune(p.domain)
         for key, p in space.items()
     }

@@ -14,7 +14,7 @@ from optuna.trial import create_trial
 from random_spaces import domains, spaces
 from ray.tune.search.variant_generator import generate_variants
 
-from search_spaces import Choice, Constant, Float, Int, Logit, Parameter, Pow2, Space, When
+from search_spaces import Choice, Constant, Float, Int, Logit, Parameter, Pow2, Rule, Space, When
 from sweeps.spaces import draw
 from sweeps.tuning.param_space import from_tune, param_space, to_tune
 from sweeps.tuning.space import (
@@ -131,6 +131,25 @@ def test_a_param_space_resolves_by_tunes_own_sampler_and_follows_conditions() ->
         assert not adaptive or 2 <= point["kl.target"] <= 12
         # Its parent has none of the two values, unless by a miracle.
         assert point["kl.horizon"] == 10_000
+
+
+def test_a_param_space_keeps_rules_that_can_be_kept() -> None:
+    ordered = Rule("at_most", ("low", "high"), times=2.0)
+    bounded_sum = Rule("sum_at_most", ("low", "high", "other"))
+    space = Space(
+        {
+            "high": Parameter(Float(0.3, 1)),
+            "low": Parameter(Float(0, 0.5)),
+            "n": Parameter(Pow2(1, 8)),
+        },
+        (ordered, bounded_sum, Rule("divides", ("n", "batch"))),
+    )
+    base, source = {"batch": 4, "other": 1.2}, np.random.default_rng(0)
+    wanted = param_space(space, base)
+    assert type(wanted["high"]) is type(to_tune(Float(0, 1)))
+    points = [next(generate_variants(dict(wanted), random_state=source))[1] for _ in range(60)]
+    assert [space.broken(point, base) for point in points] == [[]] * 60
+    assert {point["n"] for point in points} == {1, 2, 4}
 
 
 def test_a_param_space_needs_a_value_for_what_may_be_inactive() -> None:

@@ -3,22 +3,29 @@
 from __future__ import annotations
 
 import random
+import re
 from pathlib import Path
 from typing import Any
 
 import jsonschema
+import numpy as np
 import pytest
+from ray.tune.search.variant_generator import generate_variants
 from sweep_helpers import SPACE
 
+from rlhf_core.config.io import parse_yaml
 from rlhf_core.errors import ConfigError
+from rlhf_core.metrics import CATALOGUE
 from search_spaces import Choice, Constant, Float, Pow2, Space, presets
 from sweeps.load import Loaded, load_sweep
 from sweeps.plan import plan_sweep, unfit
+from sweeps.programs.ppo import PPOProgram
 from sweeps.schema import sweep_schema
 from sweeps.spaces import corner_points, draw, kept_share, rejection_note, share_note
 from sweeps.sweep import Sweep
 from sweeps.tuning.cluster import expected_nodes
 from sweeps.tuning.study import Study
+from sweeps.tuning.trainable import PPOTrainable, params_of
 
 SCRIPT = {
     "program": "sweep_helpers:ScriptProgram",
@@ -290,3 +297,49 @@ def test_points_of_logits_and_powers_reach_a_trial_as_they_are_written(tmp_path:
     study = Study(tmp_path, "s", loaded.config.search, loaded.space, lambda params: [])
     first = study.ask()[1]
     assert first == {"ppo.gamma": pytest.approx(0.99), "ppo.epochs": 4}
+
+
+GUIDE = (Path(__file__).resolve().parents[3] / "docs/tuning.md").read_text(encoding="utf-8")
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", GUIDE, flags=re.DOTALL)
+
+
+def test_the_spaces_of_the_guide_load() -> None:
+    first, second = (parse_yaml(text, "guide") for text in blocks("yaml"))
+    assert load(**first).config.search.trials == 64
+    second["space"]["extends"] = ["ppo_core", "sync"]
+    space = load(second["space"]).space
+    assert space["ppo.kl.coef"].domain == Float(0.01, 0.1, log=True)
+    written, _ = blocks("python")
+    known: dict[str, Any] = {}
+    exec(written, known)
+    assert set(load(known["SPACE"]).space) == {
+        *presets.load("ppo_core"),
+        "ppo.kl.controller",
+        "ppo.kl.horizon",
+    }
+
+
+def test_the_guide_names_every_preset_and_metrics_that_exist() -> None:
+    assert all(f"| `{name}` |" in GUIDE for name in presets.names())
+    table = GUIDE.split("## What to watch")[1].split("## A space")[0]
+    watched = re.findall(r"`([a-z]+/[a-z_]+)`", table)
+    assert len(watched) > 12
+    assert set(watched) <= set(CATALOGUE)
+
+
+@pytest.mark.parametrize("name", ["ppo_core", "sync"])
+def test_a_tuner_of_ones_own_gets_trials_that_can_run(name: str) -> None:
+    example: dict[str, Any] = {}
+    text = blocks("python")[1].split("tuner = ")[0].replace('"ppo_core"', f'"{name}"')
+    exec(text, example)
+    source, program = np.random.default_rng(3), PPOProgram()
+    for _ in range(12):
+        _, config = next(generate_variants(dict(example["space"]), random_state=source))
+        params = params_of(config)
+        assert params.keys() == example["loaded"].space.keys()
+        request = PPOTrainable.default_resource_request(config)
+        assert request.bundles == [{"CPU": 4.0, "GPU": 1.0, "memory": 32e9}]
+        assert program.check(example["loaded"].base, params) == []
