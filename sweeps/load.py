@@ -146,6 +146,8 @@ def _model_size(
 def _overridden(values: dict[str, Any], overrides: Mapping[str, Any], name: str) -> dict[str, Any]:
     """The values with the overrides in place; a whole section is replaced before keys in it are set."""
     values = _expand_base(values)
+    if isinstance(values.get("space"), str) and any(key.startswith("space.") for key in overrides):
+        values = {**values, "space": {"extends": values["space"]}}
     for key in sorted(overrides, key=lambda key: key.count(".")):
         sections = key.split(".")
         for depth in range(1, len(sections)):

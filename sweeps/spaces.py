@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rlhf_core.config.fields import spelled
+from rlhf_core.config.overrides import flat
 from rlhf_core.errors import ConfigError, nearest, shown
 from rlhf_core.imports import import_named
 from rlhf_core.paths import user_path
@@ -80,11 +81,12 @@ def _listed(value: object, word: str) -> Sequence[str]:
 
 
 def _mapped(value: object, word: str) -> Mapping[str, Any]:
+    """``{dotted key: value}``, also from nested keys, as an override on the command line makes them."""
     if not isinstance(value, Mapping):
         raise SpaceError(
             f"{word} maps keys of the space, but is {shown(value)}; write {{key: ...}}"
         )
-    return value
+    return flat(value)
 
 
 def _named(name: str, model_size: ModelSize) -> Space:

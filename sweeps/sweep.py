@@ -16,7 +16,7 @@ from rlhf_core.runtime.placement import Node, group_request, with_node_types
 from sweeps.driver import SweepDriver
 from sweeps.live import LiveView
 from sweeps.load import Loaded, load_sweep
-from sweeps.plan import SweepPlan, plan_sweep, spill_note, unfit
+from sweeps.plan import SweepPlan, fit_note, plan_sweep, spill_note, unfit
 from sweeps.record import RunDirectory, check_target, storage_root
 from sweeps.results import Results, write_results
 from sweeps.services import asked_at_corners
@@ -138,7 +138,7 @@ class Sweep:
         config = self.loaded.config
         plan = self.plan(nodes)
         _refuse(plan)
-        print_notes(console, filter(None, [spill_note(plan)]))
+        print_notes(console, filter(None, [spill_note(plan), fit_note(plan)]))
         record = RunDirectory(directory)
         record.write_sweep(self.loaded, [asdict(node) for node in nodes])
         study = Study(

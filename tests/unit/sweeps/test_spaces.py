@@ -17,8 +17,9 @@ from rlhf_core.config.io import parse_yaml
 from rlhf_core.errors import ConfigError
 from rlhf_core.metrics import CATALOGUE
 from search_spaces import Choice, Constant, Float, Pow2, Space, presets
+from sweeps.commands.overrides import parse_overrides
 from sweeps.load import Loaded, load_sweep
-from sweeps.plan import plan_sweep, unfit
+from sweeps.plan import fit_note, plan_sweep, unfit
 from sweeps.programs.ppo import PPOProgram
 from sweeps.schema import sweep_schema
 from sweeps.spaces import corner_points, draw, kept_share, rejection_note, share_note
@@ -107,6 +108,21 @@ def test_presets_are_extended_dropped_narrowed_and_frozen() -> None:
         "ppo.clip_range_low <= ppo.clip_range_high",
         "sync.interval <= sync.max_staleness",
     }
+
+
+def test_a_preset_is_changed_on_the_command_line() -> None:
+    overrides = parse_overrides(
+        [
+            "space.model_size=1B",
+            "space.freeze.ppo.epochs=1",
+            "space.narrow.optim.policy.lr=[1e-6, 1e-5]",
+            "space.drop=[ppo.lam]",
+        ]
+    )
+    space = load_sweep({"base": "tiny", "space": "ppo_core"}, overrides).space
+    assert space["ppo.epochs"].domain == Constant(1)
+    assert space["optim.policy.lr"].domain == Float(1e-6, 1e-5, log=True)
+    assert "ppo.lam" not in space
 
 
 def test_a_space_comes_from_a_module_or_a_file(tmp_path: Path) -> None:
@@ -234,6 +250,10 @@ def test_what_the_cluster_cannot_hold_is_drawn_again_where_a_rule_says_so() -> N
     plan = ruled.plan()
     assert any(shape.shortfall for shape in plan.shapes)
     assert plan.problems == []
+    lacking = sum(shape.shortfall is not None for shape in plan.shapes)
+    note = fit_note(plan)
+    assert note is not None
+    assert note.startswith(f"placement: {lacking} of the {len(plan.shapes)} placements found fit")
     check = ruled.loaded.checker(lambda params: unfit(ruled.loaded, plan, params))
     fused = {"resources.layout": "fused", "resources.cpus_per_gpu": 4}
     assert check(fused) == []
