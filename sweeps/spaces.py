@@ -6,6 +6,7 @@ import importlib.util
 import random
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from rlhf_core.config.fields import spelled
@@ -50,18 +51,23 @@ def read_space(spaced: object, name: str, model_size: ModelSize) -> Space:
     )
 
 
-def _written(spaced: Mapping[str, Any], model_size: ModelSize) -> Space:
+def _written(spaced: Mapping[str, Any], model_size: ModelSize, within: Sequence[str] = ()) -> Space:
     """What is extended, then the parameters and rules of its own, then what is dropped, narrowed and frozen."""
     own = {key: value for key, value in spaced.items() if key not in WORDS}
-    slips = [key for key in own if "." not in str(key) and nearest(str(key), WORDS)]
+    slips = [
+        SpaceError(f"no word {key!r}{nearest(str(key), WORDS)}")
+        for key, entry in own.items()
+        if nearest(str(key), WORDS)
+        and not (isinstance(entry, Mapping) and codec.KINDS & set(entry))
+    ]
     if slips:
-        raise SpaceError(f"no word {key!r}{nearest(str(key), WORDS)}" for key in slips)
+        raise slips[0]
     if "model_size" in spaced:
         size = presets.model_size(spaced["model_size"])
-        model_size = lambda: size  # noqa: E731 - the same question with another answer
+        model_size = partial(presets.model_size, size)
     space = Space({})
     for other in _listed(spaced.get("extends", ()), "extends"):
-        space = space.merge(_named(other, model_size))
+        space = space.merge(_named(other, model_size, within))
     space = codec.parse(own, spaced.get("rules", ()), onto=space)
     space = space.without(*_listed(spaced.get("drop", ()), "drop"))
     for key, bounds in _mapped(spaced.get("narrow", {}), "narrow").items():
@@ -89,8 +95,10 @@ def _mapped(value: object, word: str) -> Mapping[str, Any]:
     return flat(value)
 
 
-def _named(name: str, model_size: ModelSize) -> Space:
-    """A preset, or a space from Python."""
+def _named(name: str, model_size: ModelSize, within: Sequence[str] = ()) -> Space:
+    """A preset, or a space from Python; ``within`` are those that extend it."""
+    if name in within:
+        raise SpaceError(f"extends: {name} extends itself; remove it there")
     if ":" not in name:
         size = model_size() if name in presets.names() and presets.depends_on_size(name) else None
         return presets.load(name, size)
@@ -101,7 +109,7 @@ def _named(name: str, model_size: ModelSize) -> Space:
     if isinstance(found, Space):
         return found
     if isinstance(found, Mapping):
-        return _written(found, model_size)
+        return _written(found, model_size, (*within, name))
     raise ConfigError(
         f"{name!r} must be a Space or a mapping of keys to domains, but is a {type(found).__name__}"
     )

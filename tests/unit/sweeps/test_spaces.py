@@ -22,7 +22,14 @@ from sweeps.load import Loaded, load_sweep
 from sweeps.plan import fit_note, plan_sweep, unfit
 from sweeps.programs.ppo import PPOProgram
 from sweeps.schema import sweep_schema
-from sweeps.spaces import corner_points, draw, kept_share, rejection_note, share_note
+from sweeps.spaces import (
+    corner_points,
+    draw,
+    kept_share,
+    read_space,
+    rejection_note,
+    share_note,
+)
 from sweeps.sweep import Sweep
 from sweeps.tuning.cluster import expected_nodes
 from sweeps.tuning.study import Study
@@ -133,6 +140,7 @@ def test_a_space_comes_from_a_module_or_a_file(tmp_path: Path) -> None:
         "SPACE = presets.load('sync').merge(Space({'ppo.lam': Parameter(Float(0.9, 1.0))}))\n"
         "SHORT = {'extends': 'ppo_core', 'freeze': {'ppo.epochs': 1}}\n"
         "NO_SPACE = [1]\n"
+        f"CIRCLE = {{'extends': ['sync', {str(file)!r} + ':CIRCLE']}}\n"
     )
     space = load(f"{file}:SPACE").space
     assert set(space) == {*presets.load("sync"), "ppo.lam"}
@@ -143,6 +151,7 @@ def test_a_space_comes_from_a_module_or_a_file(tmp_path: Path) -> None:
         f"{file}:NO_SPACE"
     )
     assert "has no 'SPAC'; did you mean 'SPACE'" in refusal(f"{file}:SPAC")
+    assert ":CIRCLE extends itself" in refusal(f"{file}:CIRCLE")
     assert "no file" in refusal(f"{tmp_path}/none.py:SPACE")
     file.write_text("1 / 0")
     (line,) = refusal(f"{file}:SPACE").splitlines()
@@ -363,3 +372,10 @@ def test_a_tuner_of_ones_own_gets_trials_that_can_run(name: str) -> None:
         request = PPOTrainable.default_resource_request(config)
         assert request.bundles == [{"CPU": 4.0, "GPU": 1.0, "memory": 32e9}]
         assert program.check(example["loaded"].base, params) == []
+
+
+def test_a_parameter_may_be_called_almost_like_a_word() -> None:
+    space = read_space(
+        {"rule": {"int": [1, 2]}, "extend": {"choice": [1, 2]}}, "sweep", lambda: None
+    )
+    assert set(space) == {"rule", "extend"}
