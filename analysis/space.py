@@ -13,7 +13,8 @@ class Axis:
 
     Attributes:
         key: Dotted key into the trial's configuration.
-        kind: ``float``, ``int``, ``choice``, ``constant``, or "" where the space does not say.
+        kind: ``float``, ``logit``, ``int``, ``pow2``, ``choice``, ``constant``, or "" where the space does not
+            say.
         log: Whether it is searched on a log scale.
         values: The choices, in the order of the space; empty for a range.
         low: Lower bound of a range, inclusive, or None.
@@ -49,7 +50,7 @@ def _axis(key: str, entry: Mapping[str, Any]) -> Axis:
     return Axis(
         key=key,
         kind=kind,
-        log=bool(entry.get("log")),
+        log=bool(entry.get("log")) or kind == "pow2",
         values=tuple(listed) if isinstance(listed, list | tuple) else (),
         low=_number(entry.get("low")),
         high=_number(entry.get("high")),

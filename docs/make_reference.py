@@ -12,6 +12,7 @@ from annotated_types import Ge, Gt, Le, Lt
 from rlhf_core.config.fields import dotted_fields
 from rlhf_core.config.trial import TrialConfig
 from rlhf_core.metrics import CATALOGUE
+from search_spaces.rules import KINDS, Rule
 from sweeps.config import SweepConfig
 
 TARGET = Path(__file__).with_name("reference.md")
@@ -54,6 +55,18 @@ def options(model: Any, skip: tuple[str, ...] = ()) -> Iterator[str]:
         yield f"| `{key}` | {kind(field)} | {shown} | {bounds(field)} | {unit} | {field.description} |"
 
 
+def rules() -> Iterator[str]:
+    """The kinds of rules; a term is a key, searched or not, or a number."""
+    yield "| rule | means |"
+    yield "|---|---|"
+    letters = ("a", "b", "c")
+    for name, rule in KINDS.items():
+        terms = letters[: min(rule.most, max(rule.least, 2 if name == "at_most" else 3))]
+        shown = f"{{{name}: [{', '.join(terms)}]}}" if terms else name
+        yield f"| `{shown}` | {Rule(name, terms)} |"
+    yield "| `{at_most: [a, b], times: 2}` | 2 x a <= b |"
+
+
 def metrics() -> Iterator[str]:
     yield "| metric | unit | better | over an iteration | repeatable | meaning |"
     yield "|---|---|---|---|---|---|"
@@ -82,9 +95,31 @@ def render() -> str:
         "",
         "`base` is a trial preset's name, a file (.yaml, .yml, .json) or a trial's options (with "
         "`extends: PRESET|FILE`);",
-        "`space` is a space preset's name",
-        "or `{dotted key: domain}` with domains `{float: [low, high], log: true}`, `{int: [low, high]}`,",
-        "`{choice: [...]}`, `{constant: value}`, each optionally with `when: {other key: value}`.",
+        "`space` is a space preset's name, `module:NAME` or `FILE.py:NAME` of a space in Python, or a mapping",
+        "`{dotted key: domain}`. [How to choose and change one](tuning.md).",
+        "",
+        "| domain | meaning |",
+        "|---|---|",
+        "| `{float: [low, high]}` | numbers; with `log: true` ratios count, with `logit: true` odds (within 0 "
+        "and 1), with `step: s` they form a grid |",
+        "| `{int: [low, high]}` | whole numbers; with `log: true` ratios count, with `pow2: true` they are "
+        "powers of two, with `step: s` a grid |",
+        "| `{choice: [...]}` | one of the values |",
+        "| `{constant: value}` | set, not searched |",
+        "",
+        "Bounds are inclusive. Each may have `when: {other key: value or [values]}`, and all but constants a",
+        "`centre`, a good first value. Beside the keys a space may hold:",
+        "",
+        "| word | meaning |",
+        "|---|---|",
+        "| `extends: NAME or [NAMES]` | starts from presets or Python spaces, later ones first in rank |",
+        "| `model_size: 135M` | size by which bounds of presets scale; by default that of the trial's policy |",
+        "| `drop: [keys]` | leaves keys to `base` |",
+        "| `narrow: {key: [low, high]}` | closer bounds |",
+        "| `freeze: {key: value}` | one value |",
+        "| `rules: [...]` | what every point keeps; see below |",
+        "",
+        *rules(),
         "",
         "## Metrics",
         "",

@@ -43,6 +43,8 @@ _SHORT_OPTIONS: dict[str, tuple[str, ...]] = {
     "choice": ("when", "centre"),
     "constant": ("when",),
 }
+# What a parameter in the short form names, once.
+KINDS = frozenset(_SHORT_OPTIONS)
 _EXAMPLE = "{float: [0.1, 0.3]}, {int: [1, 4]}, {choice: [1, 2]} or {constant: 1}"
 # YAML 1.1, which PyYAML reads, takes a number with an exponent but without a point for a string.
 _EXPONENT = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+")

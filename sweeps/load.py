@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from importlib import resources
@@ -132,6 +132,8 @@ def load_sweep(
         points, told = resolve_points(config.search, space)
     except ConfigError as error:
         found += error.problems
+    if not found:
+        found += _broken_points(loaded, points)
     if found:
         raise ConfigError([f"{name}: {line}" for line in found])
     # What is run and recorded has the points in full: the files they came from may change.
@@ -139,6 +141,20 @@ def load_sweep(
     return replace(
         loaded, config=config.model_copy(update={"search": search}), notes=(*notes, *told)
     )
+
+
+def _broken_points(loaded: Loaded, points: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Points that break a rule between parameters all of which they name, in a line each."""
+    space, found = loaded.space, []
+    for number, point in enumerate(points):
+        given = [
+            rule
+            for rule in space.rules
+            if all(key in point or key not in space for key in rule.keys)
+        ]
+        broken = Space(dict(space), tuple(given)).broken(point, loaded.values)
+        found += [f"search.points[{number}]: {line}" for line in broken]
+    return found
 
 
 def _model_size(
@@ -159,6 +175,8 @@ def _model_size(
 def _overridden(values: dict[str, Any], overrides: Mapping[str, Any], name: str) -> dict[str, Any]:
     """The values with the overrides in place; a whole section is replaced before keys in it are set."""
     values = _expand_base(values)
+    if isinstance(values.get("space"), str) and any(key.startswith("space.") for key in overrides):
+        values = {**values, "space": {"extends": values["space"]}}
     for key in sorted(overrides, key=lambda key: key.count(".")):
         sections = key.split(".")
         for depth in range(1, len(sections)):

@@ -134,6 +134,17 @@ def unfit(loaded: Loaded, plan: SweepPlan, params: Mapping[str, Any]) -> str | N
     return shortfall(loaded.program.placement(loaded.base, params), rest)
 
 
+def fit_note(plan: SweepPlan) -> str | None:
+    """How many of the placements found are not proposed because they fit nowhere, in a line, or None."""
+    lacking = sum(shape.shortfall is not None for shape in plan.shapes)
+    if not lacking or plan.problems:
+        return None
+    return (
+        f"placement: {lacking} of the {len(plan.shapes)} placements found fit nowhere; rule fits_cluster keeps "
+        "trials with them from being proposed"
+    )
+
+
 def spill_note(plan: SweepPlan) -> str | None:
     """Which node's object store is too small for the trials, in a line, or None."""
     known = [node for node in plan.nodes if node.store_gb]

@@ -6,9 +6,11 @@ import importlib.util
 import random
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from rlhf_core.config.fields import spelled
+from rlhf_core.config.overrides import flat
 from rlhf_core.errors import ConfigError, nearest, shown
 from rlhf_core.imports import import_named
 from rlhf_core.paths import user_path
@@ -49,18 +51,23 @@ def read_space(spaced: object, name: str, model_size: ModelSize) -> Space:
     )
 
 
-def _written(spaced: Mapping[str, Any], model_size: ModelSize) -> Space:
+def _written(spaced: Mapping[str, Any], model_size: ModelSize, within: Sequence[str] = ()) -> Space:
     """What is extended, then the parameters and rules of its own, then what is dropped, narrowed and frozen."""
     own = {key: value for key, value in spaced.items() if key not in WORDS}
-    slips = [key for key in own if "." not in str(key) and nearest(str(key), WORDS)]
+    slips = [
+        SpaceError(f"no word {key!r}{nearest(str(key), WORDS)}")
+        for key, entry in own.items()
+        if nearest(str(key), WORDS)
+        and not (isinstance(entry, Mapping) and codec.KINDS & set(entry))
+    ]
     if slips:
-        raise SpaceError(f"no word {key!r}{nearest(str(key), WORDS)}" for key in slips)
+        raise slips[0]
     if "model_size" in spaced:
         size = presets.model_size(spaced["model_size"])
-        model_size = lambda: size  # noqa: E731 - the same question with another answer
+        model_size = partial(presets.model_size, size)
     space = Space({})
     for other in _listed(spaced.get("extends", ()), "extends"):
-        space = space.merge(_named(other, model_size))
+        space = space.merge(_named(other, model_size, within))
     space = codec.parse(own, spaced.get("rules", ()), onto=space)
     space = space.without(*_listed(spaced.get("drop", ()), "drop"))
     for key, bounds in _mapped(spaced.get("narrow", {}), "narrow").items():
@@ -80,15 +87,18 @@ def _listed(value: object, word: str) -> Sequence[str]:
 
 
 def _mapped(value: object, word: str) -> Mapping[str, Any]:
+    """``{dotted key: value}``, also from nested keys, as an override on the command line makes them."""
     if not isinstance(value, Mapping):
         raise SpaceError(
             f"{word} maps keys of the space, but is {shown(value)}; write {{key: ...}}"
         )
-    return value
+    return flat(value)
 
 
-def _named(name: str, model_size: ModelSize) -> Space:
-    """A preset, or a space from Python."""
+def _named(name: str, model_size: ModelSize, within: Sequence[str] = ()) -> Space:
+    """A preset, or a space from Python; ``within`` are those that extend it."""
+    if name in within:
+        raise SpaceError(f"extends: {name} extends itself; remove it there")
     if ":" not in name:
         size = model_size() if name in presets.names() and presets.depends_on_size(name) else None
         return presets.load(name, size)
@@ -99,7 +109,7 @@ def _named(name: str, model_size: ModelSize) -> Space:
     if isinstance(found, Space):
         return found
     if isinstance(found, Mapping):
-        return _written(found, model_size)
+        return _written(found, model_size, (*within, name))
     raise ConfigError(
         f"{name!r} must be a Space or a mapping of keys to domains, but is a {type(found).__name__}"
     )
@@ -208,6 +218,11 @@ def kept_share(space: Space, base: Mapping[str, Any]) -> float:
     return kept / DRAWS
 
 
+def _can_be_kept(space: Space, base: Mapping[str, Any]) -> bool:
+    source = random.Random(0)
+    return any(not space.broken(draw(space, source), base) for _ in range(DRAWS))
+
+
 def rule_problems(space: Space, keys: Sequence[str], base: Mapping[str, Any] | None) -> list[str]:
     """Rules over keys that do not exist, or that no point keeps.
 
@@ -222,9 +237,9 @@ def rule_problems(space: Space, keys: Sequence[str], base: Mapping[str, Any] | N
         for key in rule.keys
         if key not in space and key not in spelled(keys, key)
     ]
-    if unknown or base is None or not space.rules or kept_share(space, base) > 0:
+    if unknown or base is None or _can_be_kept(space, base):
         return unknown
-    alone = [rule for rule in space.rules if not kept_share(Space(dict(space), (rule,)), base)]
+    alone = [r for r in space.rules if not _can_be_kept(Space(dict(space), (r,)), base)]
     named = "; ".join(str(rule) for rule in alone or space.rules)
     rules = "rule" if len(alone or space.rules) == 1 else "rules"
     return [
@@ -240,4 +255,15 @@ def share_note(space: Space, base: Mapping[str, Any]) -> list[str]:
     return [
         f"space: {share:.0%} of its points keep its rules; the others are passed over, which costs no trial, but "
         "teaches the sampler nothing: narrow the domains"
+    ]
+
+
+def rejection_note(rejected: int, trials: int) -> list[str]:
+    """The share of proposed configurations that broke a rule, in a line, where there were any."""
+    if not rejected:
+        return []
+    proposed = rejected + trials
+    return [
+        f"{rejected} of {proposed} proposed configurations ({rejected / proposed:.0%}) broke a rule and "
+        "were passed over"
     ]

@@ -29,13 +29,13 @@ from sweeps.history import (
 from sweeps.live import LiveView
 from sweeps.load import Loaded, load_sweep
 from sweeps.outcomes import State
-from sweeps.plan import SweepPlan, plan_sweep, spill_note, unfit
+from sweeps.plan import SweepPlan, fit_note, plan_sweep, spill_note, unfit
 from sweeps.record import RunDirectory, check_target, settings, storage_root, versions
 from sweeps.restore import is_done, restore
 from sweeps.results import Results, write_results
 from sweeps.services import asked_at_corners
 from sweeps.signals import sigterm_interrupts
-from sweeps.spaces import share_note
+from sweeps.spaces import rejection_note, share_note
 from sweeps.stages import stages
 from sweeps.terminal import print_notes
 
@@ -190,7 +190,8 @@ class Sweep:
         for problem in driver.problems:
             console.print(f"[red]a plug-in failed and was passed over:[/red] {problem}")
         _raise_what_ended(driver)
-        return tuple(_left_open(driver))
+        rejected = rejection_note(driver.study.rejected, len(driver.records))
+        return (*_left_open(driver), *rejected)
 
     def _drive(
         self, directory: Path, before: Before | None, nodes: list[Node], console: Console
@@ -203,7 +204,7 @@ class Sweep:
         config = self.loaded.config
         plan = self.plan(nodes)
         _refuse(plan)
-        print_notes(console, filter(None, [spill_note(plan)]))
+        print_notes(console, filter(None, [spill_note(plan), fit_note(plan)]))
         record = RunDirectory(directory)
         record.write_sweep(
             self.loaded, [asdict(node) for node in nodes], before.document if before else None

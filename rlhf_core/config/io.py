@@ -5,7 +5,9 @@ Precedence: defaults < the file (and what it names in ``extends``) < overrides o
 
 from __future__ import annotations
 
+import copy
 import re
+from functools import cache
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -135,6 +137,12 @@ def load_preset(name: str) -> dict[str, Any]:
             f"no trial preset {name!r}; there are {', '.join(preset_names())}"
             + nearest(name, preset_names())
         )
+    return copy.deepcopy(_preset(name))
+
+
+@cache
+def _preset(name: str) -> dict[str, Any]:
+    """Read once: a sweep resolves its base many times."""
     text = (resources.files("rlhf_core.config") / "presets" / f"{name}.yaml").read_text("utf-8")
     values: dict[str, Any] = parse_yaml(text, name)
     return values

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any
 
 from rlhf_core.config.fields import dotted_fields, spelled, validate
@@ -15,6 +15,12 @@ from rlhf_core.errors import ConfigError, nearest
 def known_keys() -> tuple[str, ...]:
     """Every dotted key of a ``TrialConfig``, in schema order; ``NAME`` stands for a name of the user's own."""
     return tuple(key for key, _ in dotted_fields(TrialConfig))
+
+
+@lru_cache(maxsize=1024)
+def _known_beside(key: str) -> tuple[str, ...]:
+    """``known_keys`` with the names of ``key`` in them; a sweep asks for the same few keys all the time."""
+    return tuple(spelled(known_keys(), key))
 
 
 def nest(flat: Mapping[str, Any]) -> dict[str, Any]:
@@ -83,7 +89,7 @@ def apply(config: TrialConfig, values: Mapping[str, Any], source: str = "overrid
     Raises:
         ConfigError: For an unknown key (with near misses) or a value that breaks a rule.
     """
-    known = {key: spelled(known_keys(), key) for key in values}
+    known = {key: _known_beside(key) for key in values}
     problems = [
         f"{source}: unknown key {key!r}{nearest(key, known[key])}"
         for key in values

@@ -26,10 +26,10 @@ def policy_source(config: TrialConfig) -> str | None:
 
 
 def policy_parameters(config: TrialConfig) -> int | None:
-    """Parameters of the policy, to a few per cent where it is built only later; None: not known."""
-    task, source = config.data.task or "", policy_source(config)
-    name = task.removeprefix(BUILTIN)
-    if source is None and task.startswith(BUILTIN) and name in RECIPES:
-        recipe = RECIPES[name]
-        return recipe.model.parameters(recipe.vocab)
-    return parameters_of(source) if source is not None else None
+    """Parameters of the policy, for a built-in task counted from its recipe, norms aside; None: not known."""
+    name = (config.data.task or "").removeprefix(BUILTIN)
+    if config.model.policy is None and config.data.task == BUILTIN + name:
+        recipe = RECIPES.get(name)
+        return None if recipe is None else recipe.model.parameters(recipe.vocab)
+    source = policy_source(config)
+    return None if source is None else parameters_of(source)

@@ -32,7 +32,7 @@ def register(subparsers: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     from rich.text import Text
 
-    from sweeps.plan import spill_note
+    from sweeps.plan import fit_note, spill_note
     from sweeps.sweep import Sweep
 
     sweep = Sweep.from_yaml(args.sweep, parse_overrides(args.overrides))
@@ -45,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
         f"{plan.iterations or '?'} iterations, {plan.max_concurrent} at a time{rehearsed}: {plan.limit}",
         soft_wrap=not console.is_terminal,
     )
-    print_notes(console, [*sweep.notes(), *filter(None, [spill_note(plan)])])
+    print_notes(console, [*sweep.notes(), *filter(None, [spill_note(plan), fit_note(plan)])])
     for shape in plan.shapes:
         need = _memory_lines(sweep, shape)
         for line in [*_picture(shape, plan), *need, _shape_line(shape)]:

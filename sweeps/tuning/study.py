@@ -17,7 +17,7 @@ from sweeps.outcomes import Outcome
 from sweeps.tuning.designs import GridSampler
 from sweeps.tuning.lessons import Teacher, table_of
 from sweeps.tuning.samplers import make_sampler
-from sweeps.tuning.space import suggest
+from sweeps.tuning.space import suggest, to_study
 from sweeps.tuning.storage import open_study
 
 MAX_REJECTIONS = 100
@@ -125,9 +125,11 @@ class Study:
         for place, point in enumerate(points):
             name = f"{source}[{place}]"
             if source is None:
-                self._study.enqueue_trial(dict(point))
+                self._study.enqueue_trial(to_study(self._space, point))
             elif name not in there:
-                self._study.enqueue_trial(dict(point), user_attrs={"point": name})
+                self._study.enqueue_trial(
+                    to_study(self._space, point), user_attrs={"point": name}
+                )
 
     # Taking up what another driver left
 

@@ -1,4 +1,4 @@
-"""Rewards and programs that worker processes of the tests import by name."""
+"""Rewards, programs and a space that sweeps and worker processes of the tests import by name."""
 
 from __future__ import annotations
 
@@ -11,8 +11,11 @@ from typing import Any
 from rlhf_core import checkpoint
 from rlhf_core.metrics import IterationMetrics
 from rlhf_core.runtime.placement import Bundle, PlacementPlan
+from search_spaces import Logit, Parameter, Space
 from sweeps.programs.base import TrialContext, TrialProgram
 from sweeps.programs.ppo import PPOProgram, RunningPPO, trial_config
+
+SPACE = Space({"ppo.gamma": Parameter(Logit(0.9, 0.999))})
 
 
 def brevity(
