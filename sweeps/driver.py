@@ -131,18 +131,16 @@ class SweepDriver:
         over = minutes is not None and time.time() - self.started > 60 * minutes
         handed_out = len(self.records) >= self.loaded.config.search.trials
         done = over or handed_out or self.study.spent
-        return self.interrupted or done or self.given_up is not None
+        return done or self.interrupted or self.given_up is not None
 
     def next_trial(self) -> TrialRecord | None:
         """A trial to run now, or None: wait for a running one. Infeasible ones are recorded and passed over."""
         with self._lock:
             while not self.exhausted and self._has_slot():
-                asked = self.study.ask()
-                if asked is None:
+                if (asked := self.study.ask()) is None:
                     return None
-                number, params = asked
-                params = self.loaded.program.absolute(params)
-                record = TrialRecord(f"t{len(self.records):04d}", number, params)
+                params = self.loaded.program.absolute(asked[1])
+                record = TrialRecord(f"t{len(self.records):04d}", asked[0], params)
                 self.records[record.trial] = record
                 self._enter(record)
                 refusal = self._refusal(params) or self._serve(record)

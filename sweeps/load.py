@@ -94,9 +94,7 @@ def load_sweep(
         raise ConfigError([f"{name}: {line}" for line in found])
     # What is run and recorded has the points in full: the files they came from may change.
     search = config.search.model_copy(update={"points": points})
-    return replace(
-        loaded, config=config.model_copy(update={"search": search}), notes=tuple(notes)
-    )
+    return replace(loaded, config=config.model_copy(update={"search": search}), notes=tuple(notes))
 
 
 def _overridden(values: dict[str, Any], overrides: Mapping[str, Any], name: str) -> dict[str, Any]:

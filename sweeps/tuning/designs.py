@@ -45,8 +45,8 @@ class _Design(BaseSampler):
 class SobolSampler(_Design):
     """A scrambled Sobol sequence over all parameters; an inactive one leaves its coordinate unused.
 
-    Optuna's own begins with a random trial, takes its parameters from that one, and counts in the storage, where an
-    interruption in the middle of a trial skips a point.
+    Optuna's own begins with a random trial, takes its parameters from that one, and counts in the storage, where
+    an interruption in the middle of a trial skips a point.
 
     Args:
         space: What is searched.
@@ -179,7 +179,7 @@ class _Cell:
 
 
 def levels(distribution: BaseDistribution, count: int) -> list[Any]:
-    """Values of a distribution in a grid, ascending: all of them, or ``count`` from end to end, evenly in its scale."""
+    """Values of a distribution in a grid: all of them, or ``count`` from end to end, evenly in its scale."""
     if isinstance(distribution, CategoricalDistribution):
         return list(distribution.choices)
     assert isinstance(distribution, FloatDistribution | IntDistribution)

@@ -30,7 +30,7 @@ class Lesson(Enum):
     BROKEN = auto()
     """Pruned, and its constraint ``outcome`` violated."""
     BEHIND = auto()
-    """Complete, with its last values as far as they are worse than those of all completed trials, else just below."""
+    """Complete, with its last values where they are worse than those of all completed trials, else just below."""
     WORST = auto()
     """Complete, with values just below all that the study was told."""
     NOTHING = auto()
@@ -157,7 +157,7 @@ class Teacher:
     def _violations(self, outcome: Outcome, finals: Mapping[str, float]) -> dict[str, float]:
         """Every trial has every constraint, as the GP asks for.
 
-        One whose metric is not a number is broken by a completed trial, and not known to be by one that ended early.
+        One whose metric is not a number is broken by a completed trial; of one that ended early it is not known.
         """
         found = {}
         for rule in self.constraints:

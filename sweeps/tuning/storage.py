@@ -141,11 +141,16 @@ def _cause(error: BaseException) -> str:
     inner = getattr(error, "orig", None) or error.__cause__ or error
     inner = getattr(inner, "orig", None) or inner
     if isinstance(inner, ModuleNotFoundError):
-        return f"the driver {inner.name} is not installed; pip install {_PACKAGES.get(str(inner.name), inner.name)}"
+        package = _PACKAGES.get(str(inner.name), inner.name)
+        return f"the driver {inner.name} is not installed; pip install {package}"
     return str(inner).strip().splitlines()[0] if str(inner).strip() else repr(inner)
 
 
-_PACKAGES = {"psycopg2": "psycopg2-binary", "MySQLdb": "mysqlclient"}
+_PACKAGES = {
+    "psycopg": "'psycopg[binary]'",
+    "psycopg2": "psycopg2-binary",
+    "MySQLdb": "mysqlclient",
+}
 
 
 def _owner(directory: Path) -> str:

@@ -30,7 +30,7 @@ Check = Callable[[dict[str, Any]], Sequence[str]]
 class Study:
     """Ask and tell.
 
-    A study that is opened again goes on where it was: the same seed and the same history give the same suggestions.
+    A study that is opened again goes on where it was: the same seed and history give the same suggestions.
     Trials that were asked for and never ended are still open in it (``open_numbers``): whoever knows them adopts
     them, the others are handed out first.
 
@@ -81,18 +81,19 @@ class Study:
         configuration that breaks a rule is told as failed and another one is asked for; after 100 in a row the
         last one is handed out, to be recorded as infeasible.
         """
-        for attempt in range(MAX_REJECTIONS):
+        attempts = 0
+        while True:
+            attempts += 1
             with self._together():
                 trial = self._next()
                 if trial is None:
                     return None
                 params = suggest(trial, self._space)
                 problems = self._check(params)
-                if attempt == MAX_REJECTIONS - 1 or not problems:
-                    break
+                if attempts == MAX_REJECTIONS or not problems:
+                    self._open[trial.number] = trial
+                    return trial.number, params
                 self._reject(trial, problems[0])
-        self._open[trial.number] = trial
-        return trial.number, params
 
     def _reject(self, trial: optuna.Trial, problem: str) -> None:
         self.rejected += 1

@@ -10,7 +10,6 @@ import optuna
 import pytest
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 from optuna.samplers import BaseSampler
-from optuna.trial import TrialState
 
 from rlhf_core.errors import ConfigError
 from search_spaces import Choice, Constant, Float, Int, Parameter, Space, When
@@ -81,7 +80,12 @@ def play(study: Study, count: int) -> list[tuple[int, dict[str, Any]]]:
     return asked
 
 
-@pytest.mark.parametrize("sampler", [*SAMPLERS, f"{OWN}from_random"])
+QUICK = [name for name in SAMPLERS if name != "gp"]
+
+
+@pytest.mark.parametrize(
+    "sampler", [*QUICK, f"{OWN}from_random", pytest.param("gp", marks=pytest.mark.long)]
+)
 def test_a_study_that_is_opened_again_goes_on_as_if_never_closed(
     tmp_path: Path, sampler: str
 ) -> None:
@@ -203,18 +207,13 @@ def test_a_sweep_over_a_grid_ends_with_its_last_cell(tmp_path: Path) -> None:
     study = open_study(tmp_path, "grid", GRID, grid_points=3, points=(point,))
     asked = [ask(study)[1] for _ in range(9)]
     assert asked[0] == {**point, "horizon": 7}
-    assert sorted(map(str, asked[1:])) == sorted(str({**c, "horizon": 7}) for c in cells_asked())
+    assert sorted(map(str, asked[1:])) == sorted(str({**c, "horizon": 7}) for c in cells(GRID, 3))
     assert study.spent
     assert study.ask() is None
     study.add_points([point])
     assert not study.spent
     assert ask(study)[1] == {**point, "horizon": 7}
     assert study.ask() is None
-
-
-def cells_asked() -> list[dict[str, Any]]:
-    """Cells in the order in which ``suggest`` gives their keys."""
-    return cells(GRID, 3)
 
 
 def test_cells_that_break_a_rule_are_passed_over(tmp_path: Path) -> None:
@@ -284,10 +283,3 @@ def test_sobol_covers_better_than_chance(tmp_path: Path) -> None:
     asked = [ask(study)[1]["coef"] for _ in range(32)]
     # Of a sequence of 2^5 points each 32nd part holds exactly one.
     assert sorted(int(value * 32) for value in asked) == list(range(32))
-
-
-def test_states_are_what_the_storage_says(tmp_path: Path) -> None:
-    study = open_study(tmp_path, "gp")
-    play(study, 6)
-    states = [trial.state for trial in study._study.trials]
-    assert states.count(TrialState.COMPLETE) == 5
