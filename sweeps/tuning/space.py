@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import optuna
@@ -26,6 +27,11 @@ def to_distribution(domain: Any) -> BaseDistribution:
     if isinstance(domain, Constant):
         return CategoricalDistribution((domain.value,))
     raise TypeError(f"no Optuna distribution for {type(domain).__name__}")
+
+
+def to_study(space: Space, params: Mapping[str, Any]) -> dict[str, Any]:
+    """Parameters under the names and in the coordinates that the study has for them."""
+    return dict(params)
 
 
 def suggest(trial: optuna.Trial, space: Space) -> dict[str, Any]:

@@ -14,10 +14,10 @@ from optuna.trial import FrozenTrial, TrialState
 from search_spaces import Space
 from sweeps.config import Constraint, SearchConfig
 from sweeps.outcomes import Outcome
-from sweeps.tuning.designs import GridSampler
+from sweeps.tuning.designs import AGAIN, GridSampler
 from sweeps.tuning.lessons import Teacher, table_of
 from sweeps.tuning.samplers import make_sampler
-from sweeps.tuning.space import suggest
+from sweeps.tuning.space import suggest, to_study
 from sweeps.tuning.storage import open_study
 
 MAX_REJECTIONS = 100
@@ -31,11 +31,11 @@ class Study:
     """Ask and tell.
 
     A study that is opened again goes on where it was: the same seed and history give the same suggestions.
-    Trials that were asked for and never ended are still open in it (``open_numbers``): whoever knows them adopts
-    them, the others are handed out first.
+    Trials that were asked for and have not ended are still open in it (``open_numbers``): those that began are
+    reported and told by their numbers as before, the others are adopted.
 
     Args:
-        directory: The run directory.
+        directory: The run directory; None: the study is kept in memory.
         name: Name of the study.
         search: Sampler, seed, objectives, points and constraints.
         space: What is searched.
@@ -48,7 +48,7 @@ class Study:
 
     def __init__(
         self,
-        directory: Path,
+        directory: Path | None,
         name: str,
         search: SearchConfig,
         space: Space,
@@ -68,18 +68,18 @@ class Study:
         )
         self._open: dict[int, optuna.Trial] = {}
         self._curves: defaultdict[int, dict[int, float]] = defaultdict(dict)
-        self._orphans = self.open_numbers()
+        self._adopted: list[int] = []
         self.rejected = sum(t.user_attrs.get("outcome") == "rejected" for t in self._trials())
-        self._enqueue(search.points)
+        self.add_points(search.points, "search.points")
 
     # Asking
 
     def ask(self) -> tuple[int, dict[str, Any]] | None:
         """Number and parameters of a new trial, or None where nothing is left to propose (``spent``).
 
-        Trials that a driver asked for and did not live to start come first, then points, then suggestions. A
-        configuration that breaks a rule is told as failed and another one is asked for; after 100 in a row the
-        last one is handed out, to be recorded as infeasible.
+        Adopted trials come first, then points, then suggestions. A configuration that breaks a rule is told as
+        failed and another one is asked for; after 100 in a row the last one is handed out, to be recorded as
+        infeasible.
         """
         attempts = 0
         while True:
@@ -104,34 +104,67 @@ class Study:
     @property
     def spent(self) -> bool:
         """Whether every cell of the grid was handed out; a sampler that draws is never spent."""
-        if self._grid is None or self._orphans:
+        if self._grid is None or self._adopted:
             return False
         trials = self._trials()
         waiting = any(trial.state is TrialState.WAITING for trial in trials)
         return not waiting and self._grid.left(trials) <= 0
 
-    def add_points(self, points: Iterable[Mapping[str, Any]]) -> None:
-        """Puts points at the head of what is asked for next; what they leave out is sampled."""
-        for point in points:
-            self._study.enqueue_trial(dict(point))
+    def add_points(self, points: Iterable[Any], source: str) -> None:
+        """Puts points in line, before suggestions; what they leave out is sampled.
+
+        Args:
+            points: Each ``{dotted key: value}``.
+            source: Where they come from; what was added from there before is not added again.
+        """
+        there = {trial.user_attrs.get("point") for trial in self._trials()}
+        for place, point in enumerate(points):
+            name = f"{source}[{place}]"
+            if name not in there:
+                stored = to_study(self._space, point)
+                self._study.enqueue_trial(stored, user_attrs={"point": name})
 
     # Taking up what another driver left
 
     def open_numbers(self) -> list[int]:
         """Trials that were asked for and have not ended, whoever asked for them."""
-        return [trial.number for trial in self._trials() if trial.state is TrialState.RUNNING]
+        return [t.number for t in self._trials(TrialState.RUNNING) if AGAIN not in t.user_attrs]
 
     def adopt(self, number: int) -> dict[str, Any]:
-        """Takes up an open trial that the caller knows, so that ``ask`` does not hand it out; its parameters.
+        """Takes over an open trial that never began: ``ask`` hands it out next. Returns its parameters.
 
         Raises:
             KeyError: The study has no such trial, or it has ended.
         """
-        if self._running(number) is None:
+        trial = self._running(number)
+        if trial is None:
             raise KeyError(f"the study has no open trial {number}")
-        if number in self._orphans:
-            self._orphans.remove(number)
-        return suggest(self._open[number], self._space)
+        if number not in self._adopted:
+            self._adopted.append(number)
+        return suggest(trial, self._space)
+
+    def reopen(self, number: int) -> None:
+        """Takes over a trial that began under another driver; one that has ended stays as it is."""
+        self._running(number)
+
+    def again(self, number: int) -> int:
+        """Opens a trial with the parameters of one that has ended; returns its number.
+
+        Asked for again before that one was told, it is the same.
+        """
+        for trial in self._trials(TrialState.RUNNING):
+            if trial.user_attrs.get(AGAIN) == number:
+                return trial.number
+        before = self._trials()[number]
+        self._study.add_trial(
+            optuna.trial.create_trial(
+                state=TrialState.RUNNING,
+                params=before.params,
+                distributions=before.distributions,
+                user_attrs={AGAIN: number},
+            )
+        )
+        return self.again(number)
 
     # Telling
 
@@ -200,8 +233,8 @@ class Study:
         return self._study.get_trials(deepcopy=False, states=states or None)
 
     def _next(self) -> optuna.Trial | None:
-        while self._orphans:
-            trial = self._running(self._orphans.pop(0))
+        while self._adopted:
+            trial = self._running(self._adopted.pop(0))
             if trial is not None:
                 return trial
         return None if self.spent else self._study.ask()
@@ -215,13 +248,6 @@ class Study:
             self._open[number] = optuna.Trial(self._study, trials[number]._trial_id)
             self._curves[number] = dict(trials[number].intermediate_values)
         return self._open[number]
-
-    def _enqueue(self, points: Iterable[Any]) -> None:
-        """Puts the points of the configuration in line, each once in the life of the study."""
-        there = {trial.user_attrs.get("point") for trial in self._trials()}
-        for index, point in enumerate(points):
-            if index not in there:
-                self._study.enqueue_trial(dict(point), user_attrs={"point": index})
 
 
 def _thinned(curve: Sequence[tuple[int, float]], count: int) -> list[tuple[int, float]]:

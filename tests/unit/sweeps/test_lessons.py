@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 from typing import Any
 
 import optuna
@@ -22,8 +21,8 @@ BY_STATE = ("tpe", "random", "qmc", "grid")
 COMPLETE, PRUNED, FAIL = TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL
 
 
-def make(tmp_path: Path, **search: Any) -> Study:
-    return Study(tmp_path, "s", SearchConfig(**search), SPACE, lambda params: [], "memory://")
+def make(**search: Any) -> Study:
+    return Study(None, "s", SearchConfig(**search), SPACE, lambda params: [])
 
 
 def tell(study: Study, outcome: Outcome, value: float | None, **finals: float) -> Any:
@@ -61,9 +60,9 @@ def test_every_sampler_has_a_lesson_for_every_outcome() -> None:
     ],
 )
 def test_samplers_that_read_states_are_told_states(
-    tmp_path: Path, sampler: str, outcome: Outcome, state: TrialState, broken: bool
+    sampler: str, outcome: Outcome, state: TrialState, broken: bool
 ) -> None:
-    trial = tell(make(tmp_path, sampler=sampler), outcome, 0.5)
+    trial = tell(make(sampler=sampler), outcome, 0.5)
     assert trial.state is state
     assert violated(trial) is broken
     assert trial.user_attrs["outcome"] == str(outcome)
@@ -71,11 +70,9 @@ def test_samplers_that_read_states_are_told_states(
 
 @pytest.mark.parametrize("sampler", BY_VALUE)
 @pytest.mark.parametrize("direction", ["maximize", "minimize"])
-def test_samplers_that_read_values_are_told_values(
-    tmp_path: Path, sampler: str, direction: str
-) -> None:
+def test_samplers_that_read_values_are_told_values(sampler: str, direction: str) -> None:
     sign = 1.0 if direction == "maximize" else -1.0
-    study = make(tmp_path, sampler=sampler, direction=direction)
+    study = make(sampler=sampler, direction=direction)
     for value in (0.6, 0.4):
         tell(study, Outcome.COMPLETED, sign * value)
     # Far behind: its own value. It looked better than a completed one when it was stopped: just below that.
@@ -98,10 +95,8 @@ def test_samplers_that_read_values_are_told_values(
 
 
 @pytest.mark.parametrize("sampler", BY_VALUE)
-def test_without_anything_to_compare_with_a_broken_trial_is_a_failed_one(
-    tmp_path: Path, sampler: str
-) -> None:
-    study = make(tmp_path, sampler=sampler)
+def test_without_anything_to_compare_with_a_broken_trial_is_a_failed_one(sampler: str) -> None:
+    study = make(sampler=sampler)
     assert tell(study, Outcome.DIVERGED, 7.0).state is FAIL
     assert tell(study, Outcome.STOPPED, 0.3).value == 0.3
     assert tell(study, Outcome.STOPPED, None).state is FAIL
@@ -109,10 +104,8 @@ def test_without_anything_to_compare_with_a_broken_trial_is_a_failed_one(
 
 @pytest.mark.parametrize("sampler", SAMPLERS)
 @pytest.mark.parametrize("value", [None, math.nan, math.inf, -math.inf])
-def test_what_is_no_number_never_becomes_the_best(
-    tmp_path: Path, sampler: str, value: float | None
-) -> None:
-    study = make(tmp_path, sampler=sampler)
+def test_what_is_no_number_never_becomes_the_best(sampler: str, value: float | None) -> None:
+    study = make(sampler=sampler)
     assert tell(study, Outcome.COMPLETED, 0.5).value == 0.5
     assert tell(study, Outcome.COMPLETED, value).state is FAIL
     assert tell(study, Outcome.STOPPED, value).state is not TrialState.RUNNING
@@ -124,8 +117,8 @@ RULES = ("kl/response <= 10", "reward/proxy >= 1")
 
 
 @pytest.mark.parametrize("sampler", ["tpe", "gp", "nsga2"])
-def test_every_trial_has_every_constraint(tmp_path: Path, sampler: str) -> None:
-    study = make(tmp_path, sampler=sampler, constraints=RULES)
+def test_every_trial_has_every_constraint(sampler: str) -> None:
+    study = make(sampler=sampler, constraints=RULES)
     finals = {"kl/response": 12.5, "reward/proxy": 3.0}
     known = tell(study, Outcome.COMPLETED, 1.0, **finals)
     assert known.constraints == {"kl/response": 2.5, "reward/proxy": -2.0}
@@ -137,8 +130,8 @@ def test_every_trial_has_every_constraint(tmp_path: Path, sampler: str) -> None:
     assert [violated(trial) for trial in study._study.trials] == [True, True, False]
 
 
-def test_cmaes_learns_of_a_broken_constraint_by_a_value(tmp_path: Path) -> None:
-    study = make(tmp_path, sampler="cmaes", constraints=RULES)
+def test_cmaes_learns_of_a_broken_constraint_by_a_value() -> None:
+    study = make(sampler="cmaes", constraints=RULES)
     good = {"kl/response": 5.0, "reward/proxy": 3.0}
     assert tell(study, Outcome.COMPLETED, 0.5, **good).value == 0.5
     trial = tell(study, Outcome.COMPLETED, 9.0, **{**good, "kl/response": 20.0})
@@ -151,8 +144,8 @@ GOALS = {"eval/heldout": "maximize", "cost/gpu_seconds": "minimize"}
 
 
 @pytest.mark.parametrize("sampler", ["tpe", "random", "nsga2"])
-def test_several_objectives_are_told_together(tmp_path: Path, sampler: str) -> None:
-    study = make(tmp_path, sampler=sampler, objectives=GOALS)
+def test_several_objectives_are_told_together(sampler: str) -> None:
+    study = make(sampler=sampler, objectives=GOALS)
     complete = tell(study, Outcome.COMPLETED, 0.5, **{"cost/gpu_seconds": 30.0})
     assert complete.values == [0.5, 30.0]
     assert study._study.metric_names == list(GOALS)
@@ -171,8 +164,8 @@ def test_several_objectives_are_told_together(tmp_path: Path, sampler: str) -> N
     assert study._study.best_trials == [study._study.trials[0]]
 
 
-def test_a_curve_is_kept_in_bounded_size(tmp_path: Path) -> None:
-    study = make(tmp_path)
+def test_a_curve_is_kept_in_bounded_size() -> None:
+    study = make()
     asked = study.ask()
     assert asked is not None
     for iteration in range(1, 1001):

@@ -120,7 +120,8 @@ def test_a_trial_that_was_asked_for_half_gets_the_values_it_would_have_had(
     # A driver that dies between two parameters leaves the first ones in the storage.
     trial = cut._study.ask()
     suggest(trial, Space({key: SPACE[key] for key in ("lr", "coef")}))
-    assert ask(open_study(tmp_path / "cut", sampler)) == expected
+    again = open_study(tmp_path / "cut", sampler)
+    assert (8, again.adopt(8)) == ask(again) == expected
 
 
 def test_the_seed_moves_every_sampler(tmp_path: Path) -> None:
@@ -210,7 +211,7 @@ def test_a_sweep_over_a_grid_ends_with_its_last_cell(tmp_path: Path) -> None:
     assert sorted(map(str, asked[1:])) == sorted(str({**c, "horizon": 7}) for c in cells(GRID, 3))
     assert study.spent
     assert study.ask() is None
-    study.add_points([point])
+    study.add_points([point], "a command")
     assert not study.spent
     assert ask(study)[1] == {**point, "horizon": 7}
     assert study.ask() is None
@@ -222,6 +223,17 @@ def test_cells_that_break_a_rule_are_passed_over(tmp_path: Path) -> None:
     asked = list(itertools.takewhile(bool, iter(study.ask, None)))
     assert len(asked) == 4
     assert study.rejected == 4
+
+
+def test_a_cell_that_is_run_again_takes_no_other_s_place() -> None:
+    config = SearchConfig(sampler="grid", grid_points=3)
+    study = Study(None, "s", config, GRID, lambda params: [])
+    asked = [ask(study)]
+    study.tell(0, Outcome.LOST, None, {})
+    assert study.again(0) == 1
+    asked += [ask(study) for _ in range(7)]
+    assert study.spent
+    assert len({str(params) for _, params in asked}) == len(cells(GRID, 3)) == 8
 
 
 def test_a_grid_too_large_to_come_to_its_end_is_refused() -> None:

@@ -51,18 +51,36 @@ def lines(folder: Path) -> list[str]:
 # Taking up what another driver left
 
 
-def test_what_nobody_knows_is_handed_out_first_and_what_is_adopted_is_not(tmp_path: Path) -> None:
+def test_what_is_adopted_is_handed_out_first_and_what_began_is_not(tmp_path: Path) -> None:
     first = make(tmp_path)
-    asked = dict(ask(first) for _ in range(3))
+    asked = dict(ask(first) for _ in range(4))
     first.tell(1, Outcome.COMPLETED, 0.5, {})
     again = make(tmp_path)
-    assert again.open_numbers() == [0, 2]
-    assert again.adopt(0) == asked[0]
-    assert ask(again) == (2, asked[2])
-    assert ask(again)[0] == 3
+    assert again.open_numbers() == [0, 2, 3]
+    again.reopen(0)
+    again.reopen(1)
+    assert [again.adopt(number) for number in (2, 3, 2)] == [asked[2], asked[3], asked[2]]
+    assert [ask(again) for _ in range(2)] == [(2, asked[2]), (3, asked[3])]
+    assert ask(again)[0] == 4
+    again.tell(0, Outcome.COMPLETED, 0.7, {})
+    assert again.open_numbers() == [2, 3, 4]
     for number in (1, 9):
         with pytest.raises(KeyError, match=f"no open trial {number}"):
             again.adopt(number)
+
+
+def test_a_trial_that_failed_is_run_again_as_another_one(tmp_path: Path) -> None:
+    study = make(tmp_path)
+    number, params = ask(study)
+    study.tell(number, Outcome.FAILED, None, {})
+    new = study.again(number)
+    assert new == study.again(number) == make(tmp_path).again(number) == 1
+    assert make(tmp_path).open_numbers() == []
+    study.report(new, 1, 0.5)
+    study.tell(new, Outcome.COMPLETED, 0.5, {})
+    trial = study._study.trials[new]
+    assert (trial.params, trial.value) == (params, 0.5)
+    assert study.again(number) == 2
 
 
 def test_a_trial_can_be_told_by_a_driver_that_did_not_ask_for_it(tmp_path: Path) -> None:
@@ -90,8 +108,8 @@ def test_points_are_put_in_line_once(tmp_path: Path) -> None:
     first = make(tmp_path, points=points)
     assert ask(first) == (0, points[0])
     again = make(tmp_path, points=points)
-    again.add_points([{"x": 0.5, "n": 1}])
-    assert again.adopt(0) == points[0]
+    for _ in range(2):
+        again.add_points([{"x": 0.5, "n": 1}], "a command")
     handed = [ask(again)[1] for _ in range(3)]
     assert handed[0]["x"] == 0.75
     assert handed[1:] == [points[2], {"x": 0.5, "n": 1}]
