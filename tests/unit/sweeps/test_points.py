@@ -10,6 +10,7 @@ import pytest
 
 import sweeps.load
 from rlhf_core.config import known_keys
+from rlhf_core.config.overrides import nest
 from rlhf_core.errors import ConfigError
 from search_spaces import Choice, Constant, Float, Int, Parameter, Space
 from sweeps.config import SearchConfig
@@ -42,7 +43,7 @@ def refused(*points: Any) -> list[str]:
 def test_ready_made_points_hold_known_options_with_values_they_may_have() -> None:
     assert all(set(point) <= set(known_keys()) for point in KNOWN.values())
     for name, point in KNOWN.items():
-        loaded = sweeps.load.load_sweep({"base": point})
+        loaded = sweeps.load.load_sweep({"base": {"extends": "tiny", **nest(point)}})
         assert loaded.program.check(loaded.base, {}) == [], name
 
 

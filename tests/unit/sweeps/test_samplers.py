@@ -237,7 +237,7 @@ def test_a_cell_that_is_run_again_takes_no_other_s_place() -> None:
 
 
 def test_a_grid_too_large_to_come_to_its_end_is_refused() -> None:
-    wide = Space({f"x{i}": Parameter(Float(0.0, 1.0)) for i in range(12)})
+    wide = Space({f"x{i}": Parameter(Float(0.0, 1.0)) for i in range(6)})
     with pytest.raises(ConfigError, match=f"more than {MAX_CELLS} cells"):
         make_sampler(SearchConfig(sampler="grid"), wide)
 

@@ -230,6 +230,7 @@ def test_a_database_keeps_a_study_that_another_directory_cannot_take(tmp_path: P
     assert not (tmp_path / "a/study.log").exists()
     again = make(tmp_path / "a", url)
     assert again.open_numbers() == [1]
+    assert again.adopt(1) == asked[1][1]
     assert ask(again) == asked[1]
     (tmp_path / "b").mkdir()
     for refused in (
