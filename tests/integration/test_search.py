@@ -1,4 +1,4 @@
-"""Searches that are not the default, through Tune: a grid to its end, several objectives, a study in a database."""
+"""Searches that are not the default, through Tune: a grid to its end, objectives, a study in a database."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ pytestmark = [pytest.mark.ray, pytest.mark.long]
 SCRIPT: dict[str, Any] = {
     "name": "script",
     "program": "sweep_helpers:ScriptProgram",
+    "base": {},
     "space": {"x": {"float": [0.0, 6.0]}, "steps": {"choice": [1, 2]}},
     "scheduler": {"kind": "none"},
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import multiprocessing
 from pathlib import Path
 from typing import Any
 
@@ -97,6 +98,25 @@ def test_a_study_that_is_opened_again_goes_on_as_if_never_closed(
     assert parts == whole
     # Children of a small population can be equal to a parent.
     assert "nsga" in sampler or len({str(params) for _, params in whole}) == 12
+
+
+def _play_in_a_process(folder: Path, sampler: str, count: int) -> None:
+    play(open_study(folder, sampler), count)
+
+
+@pytest.mark.long
+def test_another_process_goes_on_as_well(tmp_path: Path) -> None:
+    for sampler in SAMPLERS:
+        whole = play(open_study(tmp_path / f"{sampler}-whole", sampler), 12)
+        folder = tmp_path / f"{sampler}-parts"
+        # A new process has other hashes of strings.
+        process = multiprocessing.get_context("spawn").Process(
+            target=_play_in_a_process, args=(folder, sampler, 8)
+        )
+        process.start()
+        process.join()
+        assert process.exitcode == 0
+        assert play(open_study(folder, sampler), 4) == whole[8:]
 
 
 @pytest.mark.parametrize(
