@@ -85,6 +85,11 @@ def table_of(name: str, sampler: BaseSampler) -> Table:
     return LESSONS.get(name, BY_STATE if isinstance(sampler, _BY_STATE) else BY_VALUE)
 
 
+def reads_constraints(sampler: BaseSampler) -> bool:
+    """Whether a constraint that a trial breaks teaches the sampler anything."""
+    return not isinstance(sampler, optuna.samplers.CmaEsSampler)
+
+
 class Told(NamedTuple):
     """What the study gets of a trial that ended.
 
@@ -115,7 +120,7 @@ class Teacher:
     table: Table
     goals: Mapping[str, Direction]
     constraints: Sequence[Constraint]
-    constrained: bool = True
+    constrained: bool
 
     def tell(
         self, outcome: Outcome, finals: Mapping[str, float], told: Sequence[FrozenTrial]

@@ -131,7 +131,7 @@ def _hidden(url: str) -> str:
     try:
         return make_url(url).render_as_string(hide_password=True)
     except SQLAlchemyError:
-        return repr(url)
+        return "this URL"
 
 
 def _cause(error: BaseException) -> str:

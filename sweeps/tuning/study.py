@@ -15,8 +15,8 @@ from search_spaces import Space
 from sweeps.config import Constraint, SearchConfig
 from sweeps.outcomes import Outcome
 from sweeps.tuning.designs import AGAIN, GridSampler
-from sweeps.tuning.lessons import Teacher, table_of
-from sweeps.tuning.samplers import make_sampler
+from sweeps.tuning.lessons import Teacher, reads_constraints, table_of
+from sweeps.tuning.samplers import make_sampler, underneath
 from sweeps.tuning.space import suggest, to_study
 from sweeps.tuning.storage import open_study
 
@@ -60,11 +60,12 @@ class Study:
         self._study, self._together = open_study(directory, name, search, sampler, storage)
         self._grid = sampler if isinstance(sampler, GridSampler) else None
         self._space, self._check, self._goals = space, check, search.goals
+        drawing = underneath(sampler)
         self._teacher = Teacher(
-            table_of(search.sampler, sampler),
+            table_of(search.sampler, drawing),
             search.goals,
             [Constraint.parse(text) for text in search.constraints],
-            constrained=search.sampler != "cmaes",
+            reads_constraints(drawing),
         )
         self._open: dict[int, optuna.Trial] = {}
         self._curves: defaultdict[int, dict[int, float]] = defaultdict(dict)

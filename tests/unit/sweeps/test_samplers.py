@@ -11,13 +11,14 @@ import optuna
 import pytest
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 from optuna.samplers import BaseSampler
+from optuna.trial import TrialState
 
 from rlhf_core.errors import ConfigError
 from search_spaces import Choice, Constant, Float, Int, Parameter, Space, When
 from sweeps.config import SAMPLERS, SearchConfig
 from sweeps.outcomes import Outcome
 from sweeps.tuning.designs import MAX_CELLS, at, cells, levels
-from sweeps.tuning.samplers import make_sampler, sampler_problems
+from sweeps.tuning.samplers import make_sampler, sampler_problems, underneath
 from sweeps.tuning.space import suggest
 from sweeps.tuning.study import Study
 
@@ -160,10 +161,27 @@ def test_a_sampler_object_draws_anew_when_a_study_goes_on(tmp_path: Path) -> Non
 
 
 def test_options_reach_the_sampler() -> None:
-    made = make_sampler(SearchConfig(sampler="tpe", options={"n_ei_candidates": 7}), SPACE)
-    assert made.of(0, "")._n_ei_candidates == 7  # type: ignore[attr-defined]
-    generation = make_sampler(SearchConfig(sampler="nsga2", startup_trials=6), SPACE)
-    assert generation.of(0, "").population_size == 6  # type: ignore[attr-defined]
+    made: Any = make_sampler(SearchConfig(sampler="tpe", options={"n_ei_candidates": 7}), SPACE)
+    assert underneath(made)._n_ei_candidates == 7
+    generation: Any = make_sampler(SearchConfig(sampler="nsga2", startup_trials=6), SPACE)
+    assert underneath(generation).population_size == 6
+
+
+@pytest.mark.parametrize(
+    ("sampler", "state"),
+    [
+        (f"{OWN}from_random", TrialState.PRUNED),
+        (f"{OWN}SHARED", TrialState.PRUNED),
+        ("optuna.samplers:TPESampler", TrialState.PRUNED),
+        ("optuna.samplers:NSGAIISampler", TrialState.COMPLETE),
+    ],
+)
+def test_a_sampler_by_import_path_is_told_as_its_class(sampler: str, state: TrialState) -> None:
+    study = Study(None, "s", SearchConfig(sampler=sampler), SPACE, lambda params: [])
+    for value, outcome in ((0.5, Outcome.COMPLETED), (0.1, Outcome.STOPPED)):
+        number, _ = ask(study)
+        study.tell(number, outcome, value, {})
+    assert study._study.trials[1].state is state
 
 
 ONE = Space({"x": Parameter(Float(0.0, 1.0)), "c": Parameter(Choice((1, 2)))})
