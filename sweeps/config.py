@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import Field, model_validator
 
@@ -23,8 +23,8 @@ SAMPLERS = ("tpe", "gp", "cmaes", "nsga2", "nsga3", "qmc", "random", "grid")
 class SearchConfig(Group):
     sampler: str = option(
         "tpe",
-        "What proposes parameters: tpe, gp, cmaes, nsga2, nsga3, qmc, random, grid, or 'package.module:name' of an "
-        "Optuna sampler or of what makes one.",
+        "What proposes parameters: tpe, gp, cmaes, nsga2, nsga3, qmc, random, grid, or 'package.module:name' of "
+        "an Optuna sampler or of what makes one.",
     )
     options: dict[str, Any] = option({}, "Further arguments of the sampler, as Optuna spells them.")
     trials: int = option(8, "Trials of the sweep.", unit="trials", ge=1, le=1_000_000)
@@ -49,8 +49,8 @@ class SearchConfig(Group):
     direction: Direction = option("maximize", "Which way is better.")
     objectives: dict[str, Direction] = option(
         {},
-        "Several objectives, as {metric: maximize or minimize}; the first is search.objective, by which trials are "
-        "ranked.",
+        "Several objectives, as {metric: maximize or minimize}; the first is search.objective, by which trials "
+        "are ranked.",
     )
     constraints: tuple[str, ...] = option(
         (), "Rules on last values that a winner keeps, such as 'eval/kl_response <= 20'."
@@ -76,6 +76,8 @@ class SearchConfig(Group):
         if not isinstance(goals, dict) or not goals:
             return values
         metric, direction = next(iter(goals.items()))
+        if direction not in get_args(Direction):
+            return values
         first = {"objective": metric, "direction": direction}
         odd = [f"{k} is {values[k]!r}" for k in first if values.get(k, first[k]) != first[k]]
         if odd:
@@ -383,8 +385,8 @@ class StorageConfig(Group):
     )  # fmt: skip
     study: str | None = option(
         None,
-        "Optuna storage of the study, such as postgresql://HOST/DATABASE or sqlite:///FILE; $NAME is read from the "
-        "environment; null: study.log in the run directory.",
+        "Optuna storage of the study, such as postgresql://HOST/DATABASE or sqlite:///FILE; $NAME is read from "
+        "the environment; null: study.log in the run directory.",
     )
 
 

@@ -70,8 +70,8 @@ KNOWN: dict[str, Point] = {
         "sync.mode": "sync",
         "sync.interval": 1,
     },
-    # TRL 1.12.0, trl/experimental/ppo/ppo_config.py: learning_rate (one optimiser for policy and value), cliprange,
-    # cliprange_value, kl_coef, kl_estimator, gamma, lam, num_ppo_epochs, num_mini_batches, temperature.
+    # TRL 1.12.0, trl/experimental/ppo/ppo_config.py: learning_rate (one optimiser for policy and value),
+    # cliprange, cliprange_value, kl_coef, kl_estimator, gamma, lam, num_ppo_epochs, num_mini_batches, temperature.
     "trl": {
         "optim.policy.lr": 3e-6,
         "optim.critic.lr": 3e-6,
@@ -110,8 +110,8 @@ _PREFIX = "params."
 def resolve_points(search: SearchConfig, space: Space) -> tuple[tuple[Point, ...], list[str]]:
     """The points of a search in full, and a note for each value that cannot be used.
 
-    A point that the user wrote down must lie in the space. Of what comes from elsewhere, which was made for another
-    space, a value outside this one is left out, and sampled.
+    A point that the user wrote down must lie in the space. Of what comes from elsewhere, made for another space, a
+    value outside this one is left out, and sampled.
 
     Raises:
         ConfigError: With one line for each point that cannot be read or lies outside.

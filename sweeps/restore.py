@@ -21,14 +21,17 @@ def restore(driver: SweepDriver, history: History) -> None:
     """
     driver.started = time.time() - history.ran_s
     driver.inbox = Inbox(driver.directory.path, history.answered)
-    still_open = set(driver.study.open_numbers())
     for past in history.trials.values():
-        if past.number in still_open:
-            driver.study.adopt(past.number)
+        if past.number is not None:
+            driver.study.reopen(past.number)
         driver.records[past.trial] = _record(past)
     _replay(driver, history)
     # Whoever goes on with a sweep that was given up has mended something.
     driver.given_up = None
+    known = {past.number for past in history.trials.values()}
+    for number in driver.study.open_numbers():
+        if number not in known:
+            driver.study.adopt(number)
     for past in history.unfinished:
         _take_up(driver, driver.records[past.trial])
 

@@ -9,7 +9,6 @@ import heapq
 import itertools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Protocol
 
 from rlhf_core.runtime.placement import Node
@@ -19,7 +18,6 @@ from sweeps.outcomes import Outcome
 from sweeps.programs.base import TrialContext
 from sweeps.replay.memory import MemoryDirectory, MemoryStore
 from sweeps.replay.program import RecordedTrial
-from sweeps.tuning.storage import MEMORY
 from sweeps.tuning.study import Study
 
 
@@ -111,9 +109,7 @@ class DriverPlayer:
     """A sweep's driver, called in the order in which Tune's controller calls it."""
 
     def __init__(self, loaded: Loaded, clock: Clock, workers: int) -> None:
-        study = Study(
-            Path(), loaded.config.name, loaded.config.search, loaded.space, self._check, MEMORY
-        )
+        study = Study(None, loaded.config.name, loaded.config.search, loaded.space, self._check)
         self.loaded = loaded
         nodes = [Node("virtual", float(workers), 0.0, 1.0)]
         self.driver = SweepDriver(loaded, MemoryDirectory(), study, nodes, workers, clock=clock)

@@ -26,6 +26,8 @@ from sweeps.tuning.space import suggest
 
 # A grid is laid out in memory, and no sweep comes to the end of a larger one.
 MAX_CELLS = 10_000
+# Attribute of a trial that runs another one again: that one's number.
+AGAIN = "again"
 
 
 class _Design(BaseSampler):
@@ -45,8 +47,8 @@ class _Design(BaseSampler):
 class SobolSampler(_Design):
     """A scrambled Sobol sequence over all parameters; an inactive one leaves its coordinate unused.
 
-    Optuna's own begins with a random trial, takes its parameters from that one, and counts in the storage, where an
-    interruption in the middle of a trial skips a point.
+    Optuna's own begins with a random trial, takes its parameters from that one, and counts in the storage, where
+    an interruption in the middle of a trial skips a point.
 
     Args:
         space: What is searched.
@@ -64,7 +66,8 @@ class SobolSampler(_Design):
         param_name: str,
         param_distribution: BaseDistribution,
     ) -> Any:
-        return at(param_distribution, self._point(trial.number)[param_name])
+        # In a study a parameter's name can say its scale, after its key.
+        return at(param_distribution, self._point(trial.number)[param_name.partition(" [")[0]])
 
     def _point(self, number: int) -> dict[str, float]:
         """Coordinates of a trial, in [0, 1)."""
@@ -114,8 +117,8 @@ class GridSampler(_Design):
 
 
 def _from_grid(trial: FrozenTrial) -> bool:
-    """Whether a trial has a cell: one that was given as a point has none."""
-    return "fixed_params" not in trial.system_attrs
+    """Whether a trial has a cell of its own: a point has none, nor has one that is run again."""
+    return "fixed_params" not in trial.system_attrs and AGAIN not in trial.user_attrs
 
 
 def cells(space: Space, count: int) -> list[dict[str, Any]]:
@@ -179,7 +182,7 @@ class _Cell:
 
 
 def levels(distribution: BaseDistribution, count: int) -> list[Any]:
-    """Values of a distribution in a grid, ascending: all of them, or ``count`` from end to end, evenly in its scale."""
+    """Values of a distribution in a grid: all of them, or ``count`` from end to end, evenly in its scale."""
     if isinstance(distribution, CategoricalDistribution):
         return list(distribution.choices)
     assert isinstance(distribution, FloatDistribution | IntDistribution)

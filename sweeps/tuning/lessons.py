@@ -30,7 +30,7 @@ class Lesson(Enum):
     BROKEN = auto()
     """Pruned, and its constraint ``outcome`` violated."""
     BEHIND = auto()
-    """Complete, with its last values as far as they are worse than those of all completed trials, else just below."""
+    """Complete, with its last values where they are worse than those of all completed trials, else just below."""
     WORST = auto()
     """Complete, with values just below all that the study was told."""
     NOTHING = auto()
@@ -85,6 +85,11 @@ def table_of(name: str, sampler: BaseSampler) -> Table:
     return LESSONS.get(name, BY_STATE if isinstance(sampler, _BY_STATE) else BY_VALUE)
 
 
+def reads_constraints(sampler: BaseSampler) -> bool:
+    """Whether a constraint that a trial breaks teaches the sampler anything."""
+    return not isinstance(sampler, optuna.samplers.CmaEsSampler)
+
+
 class Told(NamedTuple):
     """What the study gets of a trial that ended.
 
@@ -115,7 +120,7 @@ class Teacher:
     table: Table
     goals: Mapping[str, Direction]
     constraints: Sequence[Constraint]
-    constrained: bool = True
+    constrained: bool
 
     def tell(
         self, outcome: Outcome, finals: Mapping[str, float], told: Sequence[FrozenTrial]
@@ -157,7 +162,7 @@ class Teacher:
     def _violations(self, outcome: Outcome, finals: Mapping[str, float]) -> dict[str, float]:
         """Every trial has every constraint, as the GP asks for.
 
-        One whose metric is not a number is broken by a completed trial, and not known to be by one that ended early.
+        One whose metric is not a number is broken by a completed trial; of one that ended early it is not known.
         """
         found = {}
         for rule in self.constraints:

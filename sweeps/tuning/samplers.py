@@ -45,9 +45,7 @@ def make_sampler(search: SearchConfig, space: Space) -> BaseSampler:
     found = import_named(search.sampler, "search.sampler", "name")
     if isinstance(found, BaseSampler):
         return Single(found)
-    sampler = PerTrial(_imported(found, search), search.seed)
-    sampler.of(0, "")
-    return sampler
+    return PerTrial(_imported(found, search), search.seed)
 
 
 class PerTrial(BaseSampler):
@@ -148,6 +146,13 @@ class Single(BaseSampler):
         self.sampler.after_trial(study, trial, state, values)
 
 
+def underneath(sampler: BaseSampler) -> BaseSampler:
+    """The sampler that draws, of one that ``make_sampler`` made."""
+    if isinstance(sampler, PerTrial):
+        return sampler.of(0, "")
+    return sampler.sampler if isinstance(sampler, Single) else sampler
+
+
 def _named(search: SearchConfig) -> Build:
     startup = search.startup_trials
     kinds: dict[str, tuple[Any, dict[str, Any]]] = {
@@ -216,9 +221,7 @@ def sampler_problems(search: SearchConfig, space: Space) -> list[str]:
     if found:
         return found
     try:
-        sampler = make_sampler(search, space)
-        if isinstance(sampler, PerTrial):
-            sampler.of(0, "")
+        underneath(make_sampler(search, space))
     except ConfigError as error:
         return list(error.problems)
     except (TypeError, ValueError) as error:

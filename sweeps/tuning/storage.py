@@ -22,8 +22,6 @@ from rlhf_core.store import LocalStore
 from sweeps.config import SearchConfig
 from sweeps.tuning.journal import Journal
 
-# Keeps a study as long as the process: replays have thousands of them.
-MEMORY = "memory://"
 JOURNAL = "study.log"
 # Says which study of a storage is this directory's.
 OWNED = "study.json"
@@ -37,16 +35,16 @@ Together = Callable[[], AbstractContextManager[None]]
 
 
 def open_study(
-    directory: Path, name: str, search: SearchConfig, sampler: BaseSampler, url: str | None
+    directory: Path | None, name: str, search: SearchConfig, sampler: BaseSampler, url: str | None
 ) -> tuple[optuna.Study, Together]:
     """The study of a run directory, made where it is not there yet, and how several entries are written at once.
 
     Args:
-        directory: The run directory.
+        directory: The run directory; None: the study is kept in memory.
         name: Name of the sweep, and of the study.
         search: Its objectives.
         sampler: Proposes parameters.
-        url: Optuna storage URL, ``MEMORY``, or None: a journal in the directory.
+        url: Optuna storage URL, or None: a journal in the directory.
 
     Raises:
         ConfigError: The storage cannot be reached, or its study of that name belongs to another sweep.
@@ -54,11 +52,11 @@ def open_study(
     together: Together = nullcontext
     owner = None
     storage: BaseStorage
-    if url is None:
+    if directory is None:
+        storage = InMemoryStorage()
+    elif url is None:
         journal = Journal(directory / JOURNAL)
         storage, together = JournalStorage(journal), journal.together
-    elif url == MEMORY:
-        storage = InMemoryStorage()
     else:
         storage, owner = _database(url), _owner(directory)
     study = _made_or_opened(storage, name, search, sampler, owner)
@@ -76,7 +74,7 @@ def check_storage(directory: Path, name: str, url: str | None) -> None:
     Raises:
         ConfigError: As ``open_study``.
     """
-    if url not in (None, MEMORY):
+    if url is not None:
         storage = _database(url)
         if name in optuna.get_all_study_names(storage):
             _refuse_foreign(optuna.load_study(study_name=name, storage=storage), _owned(directory))
@@ -133,7 +131,7 @@ def _hidden(url: str) -> str:
     try:
         return make_url(url).render_as_string(hide_password=True)
     except SQLAlchemyError:
-        return repr(url)
+        return "this URL"
 
 
 def _cause(error: BaseException) -> str:
@@ -141,11 +139,16 @@ def _cause(error: BaseException) -> str:
     inner = getattr(error, "orig", None) or error.__cause__ or error
     inner = getattr(inner, "orig", None) or inner
     if isinstance(inner, ModuleNotFoundError):
-        return f"the driver {inner.name} is not installed; pip install {_PACKAGES.get(str(inner.name), inner.name)}"
+        package = _PACKAGES.get(str(inner.name), inner.name)
+        return f"the driver {inner.name} is not installed; pip install {package}"
     return str(inner).strip().splitlines()[0] if str(inner).strip() else repr(inner)
 
 
-_PACKAGES = {"psycopg2": "psycopg2-binary", "MySQLdb": "mysqlclient"}
+_PACKAGES = {
+    "psycopg": "'psycopg[binary]'",
+    "psycopg2": "psycopg2-binary",
+    "MySQLdb": "mysqlclient",
+}
 
 
 def _owner(directory: Path) -> str:

@@ -14,17 +14,15 @@ from optuna.trial import FrozenTrial, TrialState
 from search_spaces import Space
 from sweeps.config import Constraint, SearchConfig
 from sweeps.outcomes import Outcome
-from sweeps.tuning.designs import GridSampler
-from sweeps.tuning.lessons import Teacher, table_of
-from sweeps.tuning.samplers import make_sampler
+from sweeps.tuning.designs import AGAIN, GridSampler
+from sweeps.tuning.lessons import Teacher, reads_constraints, table_of
+from sweeps.tuning.samplers import make_sampler, underneath
 from sweeps.tuning.space import suggest, to_study
 from sweeps.tuning.storage import open_study
 
 MAX_REJECTIONS = 100
 # A curve is kept beside the trial in this many points at most: the storages bound an attribute's size.
 CURVE_POINTS = 64
-# Attribute of a trial that repeats another: that one's number.
-_AGAIN = "again"
 
 Check = Callable[[dict[str, Any]], Sequence[str]]
 
@@ -32,12 +30,12 @@ Check = Callable[[dict[str, Any]], Sequence[str]]
 class Study:
     """Ask and tell.
 
-    A study that is opened again goes on where it was: the same seed and the same history give the same suggestions.
-    Trials that were asked for and never ended are still open in it (``open_numbers``): whoever knows them adopts
-    them, the others are handed out first.
+    A study that is opened again goes on where it was: the same seed and history give the same suggestions.
+    Trials that were asked for and have not ended are still open in it (``open_numbers``): those that began are
+    reported and told by their numbers as before, the others are adopted.
 
     Args:
-        directory: The run directory.
+        directory: The run directory; None: the study is kept in memory.
         name: Name of the study.
         search: Sampler, seed, objectives, points and constraints.
         space: What is searched.
@@ -50,7 +48,7 @@ class Study:
 
     def __init__(
         self,
-        directory: Path,
+        directory: Path | None,
         name: str,
         search: SearchConfig,
         space: Space,
@@ -62,18 +60,16 @@ class Study:
         self._study, self._together = open_study(directory, name, search, sampler, storage)
         self._grid = sampler if isinstance(sampler, GridSampler) else None
         self._space, self._check, self._goals = space, check, search.goals
+        drawing = underneath(sampler)
         self._teacher = Teacher(
-            table_of(search.sampler, sampler),
+            table_of(search.sampler, drawing),
             search.goals,
             [Constraint.parse(text) for text in search.constraints],
-            constrained=search.sampler != "cmaes",
+            reads_constraints(drawing),
         )
         self._open: dict[int, optuna.Trial] = {}
         self._curves: defaultdict[int, dict[int, float]] = defaultdict(dict)
-        # One that repeats another is the driver's own, which knows it or asks for it again.
-        self._orphans = [
-            t.number for t in self._trials(TrialState.RUNNING) if _AGAIN not in t.user_attrs
-        ]
+        self._adopted: list[int] = []
         self.rejected = sum(t.user_attrs.get("outcome") == "rejected" for t in self._trials())
         self.add_points(search.points, "search.points")
 
@@ -82,22 +78,23 @@ class Study:
     def ask(self) -> tuple[int, dict[str, Any]] | None:
         """Number and parameters of a new trial, or None where nothing is left to propose (``spent``).
 
-        Trials that a driver asked for and did not live to start come first, then points, then suggestions. A
-        configuration that breaks a rule is told as failed and another one is asked for; after 100 in a row the
-        last one is handed out, to be recorded as infeasible.
+        Adopted trials come first, then points, then suggestions. A configuration that breaks a rule is told as
+        failed and another one is asked for; after 100 in a row the last one is handed out, to be recorded as
+        infeasible.
         """
-        for attempt in range(MAX_REJECTIONS):
+        attempts = 0
+        while True:
+            attempts += 1
             with self._together():
                 trial = self._next()
                 if trial is None:
                     return None
                 params = suggest(trial, self._space)
                 problems = self._check(params)
-                if attempt == MAX_REJECTIONS - 1 or not problems:
-                    break
+                if attempts == MAX_REJECTIONS or not problems:
+                    self._open[trial.number] = trial
+                    return trial.number, params
                 self._reject(trial, problems[0])
-        self._open[trial.number] = trial
-        return trial.number, params
 
     def _reject(self, trial: optuna.Trial, problem: str) -> None:
         self.rejected += 1
@@ -108,69 +105,67 @@ class Study:
     @property
     def spent(self) -> bool:
         """Whether every cell of the grid was handed out; a sampler that draws is never spent."""
-        if self._grid is None or self._orphans:
+        if self._grid is None or self._adopted:
             return False
         trials = self._trials()
         waiting = any(trial.state is TrialState.WAITING for trial in trials)
         return not waiting and self._grid.left(trials) <= 0
 
-    def add_points(self, points: Iterable[Mapping[str, Any]], source: str | None = None) -> None:
-        """Puts points in line, to be handed out before suggestions; what they leave out is sampled.
+    def add_points(self, points: Iterable[Any], source: str) -> None:
+        """Puts points in line, before suggestions; what they leave out is sampled.
 
         Args:
-            points: ``{dotted key: value}``.
-            source: Where they come from; those of one source are put in line once in the life of the study.
+            points: Each ``{dotted key: value}``.
+            source: Where they come from; what was added from there before is not added again.
         """
         there = {trial.user_attrs.get("point") for trial in self._trials()}
         for place, point in enumerate(points):
             name = f"{source}[{place}]"
-            if source is None:
-                self._study.enqueue_trial(to_study(self._space, point))
-            elif name not in there:
-                self._study.enqueue_trial(
-                    to_study(self._space, point), user_attrs={"point": name}
-                )
+            if name not in there:
+                stored = to_study(self._space, point)
+                self._study.enqueue_trial(stored, user_attrs={"point": name})
 
     # Taking up what another driver left
 
     def open_numbers(self) -> list[int]:
         """Trials that were asked for and have not ended, whoever asked for them."""
-        return [trial.number for trial in self._trials() if trial.state is TrialState.RUNNING]
+        return [t.number for t in self._trials(TrialState.RUNNING) if AGAIN not in t.user_attrs]
 
     def adopt(self, number: int) -> dict[str, Any]:
-        """Takes up an open trial that the caller knows, so that ``ask`` does not hand it out; its parameters.
+        """Takes over an open trial that never began: ``ask`` hands it out next. Returns its parameters.
 
         Raises:
             KeyError: The study has no such trial, or it has ended.
         """
-        if self._running(number) is None:
+        trial = self._running(number)
+        if trial is None:
             raise KeyError(f"the study has no open trial {number}")
-        if number in self._orphans:
-            self._orphans.remove(number)
-        return suggest(self._open[number], self._space)
+        if number not in self._adopted:
+            self._adopted.append(number)
+        return suggest(trial, self._space)
+
+    def reopen(self, number: int) -> None:
+        """Takes over a trial that began under another driver; one that has ended stays as it is."""
+        self._running(number)
 
     def again(self, number: int) -> int:
-        """Opens a new trial with the parameters of one that was told; returns its number.
+        """Opens a trial with the parameters of one that has ended; returns its number.
 
-        Asked for again before that was told, it is the same one.
+        Asked for again before that one was told, it is the same.
         """
-        following = self._following(number)
-        if not following:
-            before = self._trials()[number]
-            self._study.add_trial(
-                optuna.trial.create_trial(
-                    state=TrialState.RUNNING,
-                    params=before.params,
-                    distributions=before.distributions,
-                    user_attrs={_AGAIN: number},
-                )
+        for trial in self._trials(TrialState.RUNNING):
+            if trial.user_attrs.get(AGAIN) == number:
+                return trial.number
+        before = self._trials()[number]
+        self._study.add_trial(
+            optuna.trial.create_trial(
+                state=TrialState.RUNNING,
+                params=before.params,
+                distributions=before.distributions,
+                user_attrs={AGAIN: number},
             )
-            following = self._following(number)
-        return following[0]
-
-    def _following(self, number: int) -> list[int]:
-        running = self._trials(TrialState.RUNNING)
-        return [trial.number for trial in running if trial.user_attrs.get(_AGAIN) == number]
+        )
+        return self.again(number)
 
     # Telling
 
@@ -239,8 +234,8 @@ class Study:
         return self._study.get_trials(deepcopy=False, states=states or None)
 
     def _next(self) -> optuna.Trial | None:
-        while self._orphans:
-            trial = self._running(self._orphans.pop(0))
+        while self._adopted:
+            trial = self._running(self._adopted.pop(0))
             if trial is not None:
                 return trial
         return None if self.spent else self._study.ask()

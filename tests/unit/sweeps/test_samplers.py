@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import multiprocessing
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from search_spaces import Choice, Constant, Float, Int, Parameter, Space, When
 from sweeps.config import SAMPLERS, SearchConfig
 from sweeps.outcomes import Outcome
 from sweeps.tuning.designs import MAX_CELLS, at, cells, levels
-from sweeps.tuning.samplers import make_sampler, sampler_problems
+from sweeps.tuning.samplers import make_sampler, sampler_problems, underneath
 from sweeps.tuning.space import suggest
 from sweeps.tuning.study import Study
 
@@ -81,7 +82,12 @@ def play(study: Study, count: int) -> list[tuple[int, dict[str, Any]]]:
     return asked
 
 
-@pytest.mark.parametrize("sampler", [*SAMPLERS, f"{OWN}from_random"])
+QUICK = [name for name in SAMPLERS if name != "gp"]
+
+
+@pytest.mark.parametrize(
+    "sampler", [*QUICK, f"{OWN}from_random", pytest.param("gp", marks=pytest.mark.long)]
+)
 def test_a_study_that_is_opened_again_goes_on_as_if_never_closed(
     tmp_path: Path, sampler: str
 ) -> None:
@@ -93,6 +99,25 @@ def test_a_study_that_is_opened_again_goes_on_as_if_never_closed(
     assert parts == whole
     # Children of a small population can be equal to a parent.
     assert "nsga" in sampler or len({str(params) for _, params in whole}) == 12
+
+
+def _play_in_a_process(folder: Path, sampler: str, count: int) -> None:
+    play(open_study(folder, sampler), count)
+
+
+@pytest.mark.long
+def test_another_process_goes_on_as_well(tmp_path: Path) -> None:
+    for sampler in SAMPLERS:
+        whole = play(open_study(tmp_path / f"{sampler}-whole", sampler), 12)
+        folder = tmp_path / f"{sampler}-parts"
+        # A new process has other hashes of strings.
+        process = multiprocessing.get_context("spawn").Process(
+            target=_play_in_a_process, args=(folder, sampler, 8)
+        )
+        process.start()
+        process.join()
+        assert process.exitcode == 0
+        assert play(open_study(folder, sampler), 4) == whole[8:]
 
 
 @pytest.mark.parametrize(
@@ -116,7 +141,8 @@ def test_a_trial_that_was_asked_for_half_gets_the_values_it_would_have_had(
     # A driver that dies between two parameters leaves the first ones in the storage.
     trial = cut._study.ask()
     suggest(trial, Space({key: SPACE[key] for key in ("lr", "coef")}))
-    assert ask(open_study(tmp_path / "cut", sampler)) == expected
+    again = open_study(tmp_path / "cut", sampler)
+    assert (8, again.adopt(8)) == ask(again) == expected
 
 
 def test_the_seed_moves_every_sampler(tmp_path: Path) -> None:
@@ -135,10 +161,27 @@ def test_a_sampler_object_draws_anew_when_a_study_goes_on(tmp_path: Path) -> Non
 
 
 def test_options_reach_the_sampler() -> None:
-    made = make_sampler(SearchConfig(sampler="tpe", options={"n_ei_candidates": 7}), SPACE)
-    assert made.of(0, "")._n_ei_candidates == 7  # type: ignore[attr-defined]
-    generation = make_sampler(SearchConfig(sampler="nsga2", startup_trials=6), SPACE)
-    assert generation.of(0, "").population_size == 6  # type: ignore[attr-defined]
+    made: Any = make_sampler(SearchConfig(sampler="tpe", options={"n_ei_candidates": 7}), SPACE)
+    assert underneath(made)._n_ei_candidates == 7
+    generation: Any = make_sampler(SearchConfig(sampler="nsga2", startup_trials=6), SPACE)
+    assert underneath(generation).population_size == 6
+
+
+@pytest.mark.parametrize(
+    ("sampler", "state"),
+    [
+        (f"{OWN}from_random", TrialState.PRUNED),
+        (f"{OWN}SHARED", TrialState.PRUNED),
+        ("optuna.samplers:TPESampler", TrialState.PRUNED),
+        ("optuna.samplers:NSGAIISampler", TrialState.COMPLETE),
+    ],
+)
+def test_a_sampler_by_import_path_is_told_as_its_class(sampler: str, state: TrialState) -> None:
+    study = Study(None, "s", SearchConfig(sampler=sampler), SPACE, lambda params: [])
+    for value, outcome in ((0.5, Outcome.COMPLETED), (0.1, Outcome.STOPPED)):
+        number, _ = ask(study)
+        study.tell(number, outcome, value, {})
+    assert study._study.trials[1].state is state
 
 
 ONE = Space({"x": Parameter(Float(0.0, 1.0)), "c": Parameter(Choice((1, 2)))})
@@ -203,18 +246,13 @@ def test_a_sweep_over_a_grid_ends_with_its_last_cell(tmp_path: Path) -> None:
     study = open_study(tmp_path, "grid", GRID, grid_points=3, points=(point,))
     asked = [ask(study)[1] for _ in range(9)]
     assert asked[0] == {**point, "horizon": 7}
-    assert sorted(map(str, asked[1:])) == sorted(str({**c, "horizon": 7}) for c in cells_asked())
+    assert sorted(map(str, asked[1:])) == sorted(str({**c, "horizon": 7}) for c in cells(GRID, 3))
     assert study.spent
     assert study.ask() is None
-    study.add_points([point])
+    study.add_points([point], "a command")
     assert not study.spent
     assert ask(study)[1] == {**point, "horizon": 7}
     assert study.ask() is None
-
-
-def cells_asked() -> list[dict[str, Any]]:
-    """Cells in the order in which ``suggest`` gives their keys."""
-    return cells(GRID, 3)
 
 
 def test_cells_that_break_a_rule_are_passed_over(tmp_path: Path) -> None:
@@ -225,8 +263,19 @@ def test_cells_that_break_a_rule_are_passed_over(tmp_path: Path) -> None:
     assert study.rejected == 4
 
 
+def test_a_cell_that_is_run_again_takes_no_other_s_place() -> None:
+    config = SearchConfig(sampler="grid", grid_points=3)
+    study = Study(None, "s", config, GRID, lambda params: [])
+    asked = [ask(study)]
+    study.tell(0, Outcome.LOST, None, {})
+    assert study.again(0) == 1
+    asked += [ask(study) for _ in range(7)]
+    assert study.spent
+    assert len({str(params) for _, params in asked}) == len(cells(GRID, 3)) == 8
+
+
 def test_a_grid_too_large_to_come_to_its_end_is_refused() -> None:
-    wide = Space({f"x{i}": Parameter(Float(0.0, 1.0)) for i in range(12)})
+    wide = Space({f"x{i}": Parameter(Float(0.0, 1.0)) for i in range(6)})
     with pytest.raises(ConfigError, match=f"more than {MAX_CELLS} cells"):
         make_sampler(SearchConfig(sampler="grid"), wide)
 
@@ -284,10 +333,3 @@ def test_sobol_covers_better_than_chance(tmp_path: Path) -> None:
     asked = [ask(study)[1]["coef"] for _ in range(32)]
     # Of a sequence of 2^5 points each 32nd part holds exactly one.
     assert sorted(int(value * 32) for value in asked) == list(range(32))
-
-
-def test_states_are_what_the_storage_says(tmp_path: Path) -> None:
-    study = open_study(tmp_path, "gp")
-    play(study, 6)
-    states = [trial.state for trial in study._study.trials]
-    assert states.count(TrialState.COMPLETE) == 5
