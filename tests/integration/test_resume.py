@@ -1,0 +1,116 @@
+"""A sweep whose driver is killed again and again ends as one that nothing disturbed."""
+
+from __future__ import annotations
+
+import io
+import json
+import multiprocessing
+import random
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+import analysis
+from sweeps import Sweep
+
+pytestmark = [pytest.mark.ray, pytest.mark.long]
+KILLS, TRIALS, STEPS = 22, 12, 5
+
+
+def drive(values: dict[str, Any], out: str) -> None:
+    Sweep.from_dict(values).run(out, Console(file=io.StringIO()), resume=True)
+
+
+@pytest.fixture(scope="module")
+def drivers() -> Iterator[Any]:
+    """Makes processes that have imported everything already, but know nothing of a sweep."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["sweeps.sweep", "sweeps.tuning.runner", "sweeps.tuning.study"])
+    yield context
+
+
+def diary_sweep(address: str, diary: Path) -> dict[str, Any]:
+    return {
+        "name": "diary",
+        "program": "sweep_helpers:DiaryProgram",
+        "base": {"steps": STEPS, "pause": 0.05, "diary": str(diary)},
+        "space": {"x": {"float": [0.0, 6.0]}},
+        "search": {
+            "trials": TRIALS,
+            "max_concurrent": 1,
+            "objective": "script/loss",
+            "direction": "minimize",
+            "startup_trials": 4,
+        },
+        "scheduler": {"kind": "median", "grace": 2, "min_trials": 3},
+        "selection": {"test_prompts": 0},
+        "cluster": {"address": address},
+    }
+
+
+def lines(path: Path) -> list[str]:
+    return path.read_text().splitlines() if path.exists() else []
+
+
+def ended(out: Path) -> dict[str, Any]:
+    """Outcome and value of each trial that the ledger says has ended; a torn line says nothing."""
+    found: dict[str, Any] = {}
+    for text in lines(out / "trials.jsonl"):
+        try:
+            line = json.loads(text)
+        except json.JSONDecodeError:
+            continue
+        if line["state"] == "ended":
+            found[line["trial"]] = (line["outcome"], line["value"], line["number"])
+    return found
+
+
+@pytest.mark.timeout(900)
+def test_a_driver_that_is_killed_at_random_moments_loses_nothing_and_repeats_nothing(
+    ray_address: str, drivers: Any, tmp_path: Path
+) -> None:
+    out, diary = tmp_path / "killed", tmp_path / "diary"
+    values, moments = diary_sweep(ray_address, diary), random.Random(0)
+    kills = 0
+    finished: dict[str, Any] = {}
+    while True:
+        before, seen = len(lines(diary)), len(lines(diary)) + len(lines(out / "trials.jsonl"))
+        process = drivers.Process(target=drive, args=(values, str(out)))
+        process.start()
+        steps, rest = moments.randint(0, 5), moments.uniform(0.0, 0.2)
+        while process.is_alive() and kills < KILLS:
+            if len(lines(diary)) + len(lines(out / "trials.jsonl")) >= seen + steps:
+                time.sleep(rest)
+                process.kill()
+                kills += 1
+                break
+            time.sleep(0.02)
+        process.join(90)
+        again = {line.split()[0] for line in lines(diary)[before:]}
+        assert again.isdisjoint(finished), "a finished trial ran again"
+        now = ended(out)
+        assert {t: now.get(t) for t in finished} == finished
+        finished = now
+        if process.exitcode == 0:
+            break
+        assert process.exitcode == -9
+    assert kills == KILLS
+
+    calm, calm_diary = tmp_path / "calm", tmp_path / "calm_diary"
+    drive(diary_sweep(ray_address, calm_diary), str(calm))
+    assert finished == ended(calm)
+    disturbed, undisturbed = analysis.load(out), analysis.load(calm)
+    assert analysis.best(disturbed) == analysis.best(undisturbed)
+    column = "params.x"
+    assert disturbed.trials[column].tolist() == undisturbed.trials[column].tolist()
+    curves = [s.iterations[["trial", "iteration", "script/loss"]] for s in (disturbed, undisturbed)]
+    assert curves[0].to_dict("list") == curves[1].to_dict("list")
+    # A step that was under way when its process died is the only one that may be computed twice.
+    repeated = Counter(line for line in lines(diary) if " step " in line)
+    assert {line for line in repeated} == {line for line in lines(calm_diary) if " step " in line}
+    assert sum(repeated.values()) - len(repeated) <= KILLS
