@@ -8,7 +8,6 @@ import multiprocessing
 import random
 import time
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,11 +26,11 @@ def drive(values: dict[str, Any], out: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def drivers() -> Iterator[Any]:
+def drivers() -> Any:
     """Makes processes that have imported everything already, but know nothing of a sweep."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["sweeps.sweep", "sweeps.tuning.runner", "sweeps.tuning.study"])
-    yield context
+    return context
 
 
 def diary_sweep(address: str, diary: Path) -> dict[str, Any]:
@@ -112,5 +111,5 @@ def test_a_driver_that_is_killed_at_random_moments_loses_nothing_and_repeats_not
     assert curves[0].to_dict("list") == curves[1].to_dict("list")
     # A step that was under way when its process died is the only one that may be computed twice.
     repeated = Counter(line for line in lines(diary) if " step " in line)
-    assert {line for line in repeated} == {line for line in lines(calm_diary) if " step " in line}
+    assert set(repeated) == {line for line in lines(calm_diary) if " step " in line}
     assert sum(repeated.values()) - len(repeated) <= KILLS

@@ -18,7 +18,7 @@ from rlhf_core.store import LocalStore
 from sweeps.driver import SweepDriver
 from sweeps.history import mend, read_history
 from sweeps.load import load_sweep
-from sweeps.outcomes import Outcome, State
+from sweeps.outcomes import Outcome
 from sweeps.record import RunDirectory
 from sweeps.restore import restore
 from sweeps.tuning.study import Study
@@ -108,7 +108,9 @@ class World:
         }
 
     def suggested(self) -> dict[str, Any]:
-        return {p.parent.name: json.loads(p.read_text()) for p in self.path.glob("trials/*/params.json")}
+        return {
+            p.parent.name: json.loads(p.read_text()) for p in self.path.glob("trials/*/params.json")
+        }
 
 
 def whole_lines(path: Path) -> list[str]:
