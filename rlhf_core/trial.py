@@ -94,6 +94,8 @@ class PPOTrial:
         self._saved_at = self._started
         self._best: float | None = None
         self._evaluated = False
+        # Metrics of the checkpoint that was restored, or None.
+        self.recalled: IterationMetrics | None = None
         # Rows of the batch that are trained on; fewer than all where groups are filtered.
         self._kept: list[int] = []
         # Workers that were asked for their busy seconds and have not answered yet.
@@ -257,16 +259,14 @@ class PPOTrial:
         metrics |= phases.metrics()
         metrics |= self._busy(elapsed)
         metrics |= self.runtime.metrics()
-        now = time.perf_counter()
-        self.totals["seconds"] += now - self._started
-        self._started = now
-        for name in ("episodes", "tokens"):
-            metrics[f"cost/{name}"] = self.totals[name]
         metrics |= self._cost()
         return IterationMetrics(self.iteration, dict(sorted(metrics.items())))
 
     def _cost(self) -> dict[str, float]:
-        """The trial's own bundles for as long as it runs, and its part of the services'."""
+        """Up to now: what was sampled, the trial's own bundles as long as it ran, its part of the services'."""
+        now = time.perf_counter()
+        self.totals["seconds"] += now - self._started
+        self._started = now
         for group in self.groups.values():
             for what, amount in group.charged(self.name).items():
                 self.shared_cost[what] += amount
@@ -274,7 +274,9 @@ class PPOTrial:
             "gpu_seconds": self.totals["seconds"] * self.plan.total("gpus"),
             "cpu_seconds": self.totals["seconds"] * self.plan.total("cpus"),
         }
-        return {f"cost/{what}": own[what] + shared for what, shared in self.shared_cost.items()}
+        spent = {what: own[what] + shared for what, shared in self.shared_cost.items()}
+        spent |= {name: self.totals[name] for name in ("episodes", "tokens")}
+        return {f"cost/{what}": amount for what, amount in spent.items()}
 
     def _busy(self, elapsed: float) -> dict[str, float]:
         """Busy shares of the roles, and how unevenly the nodes of the rollouts work."""
@@ -333,7 +335,8 @@ class PPOTrial:
             value = metrics.get(settings.metric)
             is_best = value is not None and self._beats_best(value)
             self._best = value if is_best else self._best
-            self.save(metrics, best=is_best)
+            # With its cost: whoever goes on from here may be the first to hear of this iteration.
+            self.save(metrics | self._cost(), best=is_best)
             checkpoint.prune(self.store, settings.keep)
         self._saved_at = now
 
@@ -398,6 +401,8 @@ class PPOTrial:
         else:
             self.runtime.deliver_weights(self._context(self.iteration)).result()
             held = self.iteration
+        known = manifest.get("metrics")
+        self.recalled = IterationMetrics(step, dict(known)) if known else None
         waiting = parts.get("waiting")
         tensors = {} if waiting is None else checkpoint.load_part(self.store, waiting)
         self.stream.restart(self.iteration, held, unpacked(tensors, self._chunks))

@@ -46,9 +46,10 @@ class RunningTrial(Protocol):
     """A started trial: an iterator of metrics.
 
     It may also have ``events() -> list[str]``: what happened to its processes since last asked, for the ledger;
-    ``save()``: writes a checkpoint of the iteration yielded last into its store, for a trial that is to pause;
-    and ``restart(TrialContext) -> bool``: begins another trial of the same program in its processes, or False once
-    it has ended them.
+    ``recalled``, an ``IterationMetrics`` or None: those of the checkpoint it goes on from, which no driver may
+    have heard; ``save()``: writes a checkpoint of the iteration yielded last, for a trial that is to pause; and
+    ``restart(TrialContext) -> bool``: begins another trial of the same program in its processes, or False once it
+    has ended them.
     """
 
     def __iter__(self) -> Iterator[IterationMetrics]: ...

@@ -219,6 +219,10 @@ class RunningPPO:
     def is_last(self) -> bool:
         return self.trial.is_last
 
+    @property
+    def recalled(self) -> IterationMetrics | None:
+        return self.trial.recalled
+
     def placement(self) -> dict[str, Any]:
         record = getattr(self.runtime, "placement", self.plan.as_dict)
         names = {role: seat["name"] for role, seat in self.services.items()}

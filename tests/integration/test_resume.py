@@ -15,7 +15,10 @@ import pytest
 from rich.console import Console
 
 import analysis
+from rlhf_core.config import load_trial
+from rlhf_core.metrics import repeatable
 from sweeps import Sweep
+from sweeps.train import train
 
 pytestmark = [pytest.mark.ray, pytest.mark.long]
 KILLS, TRIALS, STEPS = 22, 12, 5
@@ -113,3 +116,52 @@ def test_a_driver_that_is_killed_at_random_moments_loses_nothing_and_repeats_not
     repeated = Counter(line for line in lines(diary) if " step " in line)
     assert set(repeated) == {line for line in lines(calm_diary) if " step " in line}
     assert sum(repeated.values()) - len(repeated) <= KILLS
+
+
+def test_a_ppo_trial_whose_driver_was_killed_goes_on_bit_for_bit(
+    drivers: Any, builtin_task: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "run"
+    values = {
+        "base": {
+            "extends": "tiny",
+            "rollout": {"prompts_per_iteration": 16, "max_new_tokens": 8},
+            "eval": {"prompts": 8, "every_iterations": 2},
+            "budget": {"iterations": 8},
+            "checkpoint": {"every_iterations": 2},
+        },
+        "space": {"ppo.kl.coef": {"float": [0.01, 0.2]}},
+        "search": {"trials": 1},
+        "scheduler": {"kind": "none"},
+        "selection": {"test_prompts": 0},
+        "cluster": {"rehearse": {"nodes": 1, "cpus": 8, "gpus": 2}},
+    }
+    process = drivers.Process(target=drive, args=(values, str(out)))
+    process.start()
+    metrics = out / "trials/t0000/metrics.jsonl"
+    while len(lines(metrics)) < 6 and process.is_alive():
+        time.sleep(0.01)
+    process.kill()
+    process.join()
+    assert 6 <= len(lines(metrics)) < 9
+    last = drivers.Process(target=drive, args=(values, str(out)))
+    last.start()
+    last.join(120)
+    assert last.exitcode == 0
+    sweep = analysis.load(out)
+    assert sweep.events["state"].tolist().count("interrupted") == 1
+    assert sweep.trials.loc["t0000", "iteration"] == 8
+    alone = train(load_trial(out / "trials/t0000/config.json"))
+    assert curve(out) == [repeatable(metrics.values) for metrics in alone]
+
+
+def curve(out: Path) -> list[dict[str, float]]:
+    """What must repeat of each iteration; of one that stands twice the later line counts."""
+    latest = {
+        line["iteration"]: line
+        for line in map(json.loads, lines(out / "trials/t0000/metrics.jsonl"))
+    }
+    return [
+        repeatable({k: v for k, v in line.items() if "/" in k})
+        for _, line in sorted(latest.items())
+    ]
