@@ -12,12 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from curves import curve
 from rich.console import Console
 
 import analysis
 from rlhf_core.config import load_trial
 from rlhf_core.metrics import repeatable
 from sweeps import Sweep
+from sweeps.cli import main
 from sweeps.train import train
 
 pytestmark = [pytest.mark.ray, pytest.mark.long]
@@ -152,16 +154,39 @@ def test_a_ppo_trial_whose_driver_was_killed_goes_on_bit_for_bit(
     assert sweep.events["state"].tolist().count("interrupted") == 1
     assert sweep.trials.loc["t0000", "iteration"] == 8
     alone = train(load_trial(out / "trials/t0000/config.json"))
-    assert curve(out) == [repeatable(metrics.values) for metrics in alone]
+    assert curve(metrics) == {m.iteration: repeatable(m.values) for m in alone}
 
 
-def curve(out: Path) -> list[dict[str, float]]:
-    """What must repeat of each iteration; of one that stands twice the later line counts."""
-    latest = {
-        line["iteration"]: line
-        for line in map(json.loads, lines(out / "trials/t0000/metrics.jsonl"))
-    }
-    return [
-        repeatable({k: v for k, v in line.items() if "/" in k})
-        for _, line in sorted(latest.items())
+def wait_for(process: Any, what: Any, seconds: float = 120.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not what():
+        assert process.is_alive(), process.exitcode
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_a_running_sweep_is_steered(ray_address: str, drivers: Any, tmp_path: Path) -> None:
+    out, diary = tmp_path / "run", tmp_path / "diary"
+    values = diary_sweep(ray_address, diary)
+    values["base"] |= {"steps": 60, "pause": 0.1}
+    values |= {"search": {**values["search"], "trials": 2}, "scheduler": {"kind": "none"}}
+    process = drivers.Process(target=drive, args=(values, str(out)))
+    process.start()
+    wait_for(process, lambda: "t0000 step 3" in lines(diary))
+    assert main(["pause", str(out), "t0000"]) == 0
+    wait_for(process, lambda: "t0001 step 3" in lines(diary))
+    saved = sum("t0000 step" in line for line in lines(diary))
+    assert main(["resume-trial", str(out), "t0000"]) == 0
+    assert main(["extend", str(out), "--trials", "3"]) == 0
+    assert main(["stop", str(out), "t0001"]) == 0
+    process.join(120)
+    assert process.exitcode == 0
+    assert f"t0000 begin {saved}" in lines(diary)
+    assert sorted(ended(out)) == ["t0000", "t0001", "t0002"]
+    assert [ended(out)[t][0] for t in sorted(ended(out))] == ["completed", "stopped", "completed"]
+    states = analysis.load(out).events.groupby("trial", observed=True)["state"].agg(list)
+    assert states["t0000"] == [
+        *("queued", "placed", "started", "paused"),
+        *("queued", "placed", "started", "ended"),
     ]
+    assert sum("t0000 step" in line for line in lines(diary)) == 60
