@@ -6,8 +6,10 @@ import io
 import json
 import multiprocessing
 import random
+import subprocess
 import time
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ from rich.console import Console
 
 import analysis
 from rlhf_core.config import load_trial
+from rlhf_core.errors import StorageError
 from rlhf_core.metrics import repeatable
 from sweeps import Sweep
 from sweeps.cli import main
@@ -190,3 +193,48 @@ def test_a_running_sweep_is_steered(ray_address: str, drivers: Any, tmp_path: Pa
         *("queued", "placed", "started", "ended"),
     ]
     assert sum("t0000 step" in line for line in lines(diary)) == 60
+
+
+def drive_and_tell(values: dict[str, Any], out: str, told: str) -> None:
+    try:
+        drive(values, out)
+    except StorageError as error:
+        Path(told).write_text(str(error))
+        raise SystemExit(1) from None
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A folder on a disk of 140 kB, where this user may mount one."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=140k", "tmpfs", str(folder)]
+    if subprocess.run(mount, capture_output=True, check=False).returncode != 0:
+        pytest.skip("this user may mount nothing")
+    yield folder
+    subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+def test_a_full_disk_ends_the_sweep_in_order_and_it_goes_on_when_there_is_room(
+    ray_address: str, drivers: Any, small_disk: Path, tmp_path: Path
+) -> None:
+    out, told, diary = small_disk / "run", tmp_path / "told", tmp_path / "diary"
+    values = diary_sweep(ray_address, diary)
+    values["scheduler"] = {"kind": "none"}
+    process = drivers.Process(target=drive_and_tell, args=(values, str(out), str(told)))
+    process.start()
+    process.join(120)
+    assert process.exitcode == 1
+    assert "No space left on device" in told.read_text()
+    assert f"`rlhf-sweep resume {out}`" in told.read_text()
+    assert told.read_text().count("\n") == 0
+    finished = ended(out)
+    assert 0 < len(finished) < TRIALS
+    assert {outcome for outcome, *_ in finished.values()} == {"completed"}
+    subprocess.run(["mount", "-o", "remount,size=20m", str(small_disk)], check=True)
+    drive(values, str(out))
+    assert {trial: ended(out)[trial] for trial in finished} == finished
+    assert [outcome for outcome, *_ in ended(out).values()] == ["completed"] * TRIALS
+    steps = Counter(line for line in lines(diary) if " step " in line)
+    assert len(steps) == TRIALS * STEPS
+    assert sum(steps.values()) <= len(steps) + 1
