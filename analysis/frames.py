@@ -13,7 +13,7 @@ from analysis.space import Axis
 
 Record = Mapping[str, Any]
 
-STATES = ("queued", "waiting", "placed", "started", "retried", "interrupted", "ended")
+STATES = ("queued", "waiting", "placed", "started", "retried", "paused", "interrupted", "ended")
 OUTCOMES = ("completed", "stopped", "diverged", "infeasible", "failed", "lost")
 # ``load`` is a part of ``start``.
 DURATIONS = ("queue", "start", "load", "run", "stop")

@@ -24,6 +24,7 @@ def from_run_directory(root: Path, cache: bool | None = None) -> Sweep:
     warnings: list[str] = []
     info = _sweep_file(root)
     space = _space_file(root, warnings)
+    info |= {"began": _began(root, warnings)}
     ledger = _lines(root / "trials.jsonl", "trials.jsonl", warnings)
     states = frames.last_states(ledger)
     _add_unlisted(root, states, warnings)
@@ -74,6 +75,14 @@ def _sweep_file(root: Path) -> dict[str, Any]:
             f"a run directory holds sweep.json, {root} {what}; "
             "point at a directory that `rlhf-sweep run` wrote"
         ) from None
+
+
+def _began(root: Path, warnings: list[str]) -> list[float]:
+    """When each driver of the sweep began; none where an older version wrote the directory."""
+    if not (root / "events.jsonl").exists():
+        return []
+    lines = read_lines(root / "events.jsonl", "events.jsonl", warnings, shapes.EVENT)
+    return [float(line["time"]) for line in lines if line["event"] == "began"]
 
 
 def _space_file(root: Path, warnings: list[str]) -> dict[str, Any]:

@@ -173,6 +173,7 @@ LEDGER = record(
         "durations": mapped(number),
     }
 )
+EVENT = record({"time": _TIME, "event": text}, needed=("time", "event"))
 METRICS = record({"iteration": _COUNT, "timestamp": _TIME}, needed=("iteration",))
 _BUNDLE = record(
     {"index": _INTEGER, "owner": text, "node": text, "labels": _LABELS, **_AMOUNTS},

@@ -30,7 +30,8 @@ def status(sweep: Sweep, now: float | None = None) -> dict[str, Any]:
     Returns:
         Plain data. ``name``, ``asked``, ``ended``, ``finished`` (bool), ``states`` and ``outcomes``
         (name: count), ``elapsed`` and ``idle`` (seconds since the first ledger line, and since the
-        last sign of life; ``elapsed`` ends with the last ledger line where no trial is under way),
+        last sign of life; ``elapsed`` ends with the last ledger line where no trial is under way,
+        and leaves out the time between the end of a driver and the resumption of its sweep),
         ``tests`` (test runs of finalists: ``begun``, ``ended``; the other counts leave them out),
         ``left`` (estimated seconds, None where nothing can be said), ``running`` (list of
         ``trial, iteration, elapsed, value``), ``best`` (``trial, value``, or None), ``failures``
@@ -51,7 +52,7 @@ def status(sweep: Sweep, now: float | None = None) -> dict[str, Any]:
         "tests": {"begun": len(tests), "ended": tested},
         "states": _counts(trials["state"]),
         "outcomes": _counts(trials["outcome"]),
-        "elapsed": _difference(_last_line(sweep) if over else clock, first),
+        "elapsed": _elapsed(sweep, _last_line(sweep) if over else clock, first),
         "idle": _difference(clock, last),
         "left": _left(sweep, running),
         "running": running,
@@ -68,6 +69,19 @@ def _span(sweep: Sweep) -> tuple[float | None, float | None]:
     first = float(times.min()) if len(times) else None
     seen = [float(t.max()) for t in (times, reports) if len(t)]
     return first, max(seen, default=None)
+
+
+def _elapsed(sweep: Sweep, end: float | None, first: float | None) -> float | None:
+    """Seconds during which a driver ran, from its start or the first line to its last sign of life."""
+    whole = _difference(end, first)
+    if whole is None:
+        return None
+    signs = [*sweep.events["time"].dropna(), *sweep.iterations["timestamp"].dropna()]
+    away = 0.0
+    for began in sweep.info.get("began", ())[1:]:
+        before = [sign for sign in signs if sign < began]
+        away += began - max(before) if before else 0.0
+    return max(0.0, whole - away)
 
 
 def _last_line(sweep: Sweep) -> float | None:
@@ -137,7 +151,7 @@ def _peak(events: pd.DataFrame) -> int:
     for trial, state in zip(changes["trial"], changes["state"], strict=True):
         if state == "started":
             active.add(trial)
-        elif state in ("ended", "retried", "interrupted", "queued", "waiting"):
+        elif state in ("ended", "retried", "paused", "interrupted", "queued", "waiting"):
             active.discard(trial)
         peak = max(peak, len(active))
     return peak

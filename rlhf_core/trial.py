@@ -109,8 +109,8 @@ class PPOTrial:
         After ``restore`` the iteration of the checkpoint comes first: it was saved before it was yielded, so
         whoever records may never have had it.
         """
-        if self._restored is not None:
-            restored, self._restored = self._restored, None
+        restored = self.take_restored()
+        if restored is not None:
             yield restored
         if self.iteration == 0 and not self._evaluated:
             self._evaluated = True
@@ -122,6 +122,11 @@ class PPOTrial:
             if self._is_due(self.config.eval.every_iterations) or self.is_last:
                 metrics |= self._evaluate(phases)
             yield self._finish(phases, metrics)
+
+    def take_restored(self) -> IterationMetrics | None:
+        """Metrics of the checkpoint that ``restore`` went back to, once; whoever takes them is not yielded them."""
+        restored, self._restored = self._restored, None
+        return restored
 
     @property
     def is_last(self) -> bool:

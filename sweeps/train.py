@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import math
 import tempfile
@@ -71,9 +72,10 @@ def train(
         running = PPOProgram().start(TrialContext("train", base, {}, store, group))
         stack.callback(running.close)
         store.put("placement.json", strict_json(running.placement()).encode())
-        for metrics in running:
-            if metrics.repeated and metrics.iteration <= recorded:
-                continue
+        recalled = running.recalled
+        # It was saved before it was told, so it may never have been recorded.
+        unheard = [recalled] if recalled is not None and recalled.iteration > recorded else []
+        for metrics in itertools.chain(unheard, running):
             line = {"iteration": metrics.iteration, "timestamp": time.time(), **metrics.values}
             store.append("metrics.jsonl", strict_json(line))
             yield metrics

@@ -17,7 +17,17 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _MOST_LANES = 64
-_BEGIN, _END = ("placed", "started"), ("ended", "retried", "interrupted", "queued", "waiting")
+_BEGIN, _END = (
+    ("placed", "started"),
+    (
+        "ended",
+        "retried",
+        "paused",
+        "interrupted",
+        "queued",
+        "waiting",
+    ),
+)
 _MOST_RIMMED = 60
 _ROUNDING = 1e-6
 

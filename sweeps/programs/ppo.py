@@ -181,6 +181,7 @@ class RunningPPO:
             with self._shelf.open("trial") if self._shelf else contextlib.nullcontext():
                 self.trial = PPOTrial(config, self.runtime, self.plan, context.store, context.trial)
             self.trial.restore()
+            self.recalled = self.trial.take_restored()
         except BaseException:
             self.close()
             raise

@@ -23,7 +23,7 @@ from rlhf_core.store import Store, open_store
 from sweeps.decide.scheduling import SavePoints
 from sweeps.outcomes import Outcome
 from sweeps.programs.base import RunningTrial, TrialContext, load_program
-from sweeps.tuning.last_report import LastReport
+from sweeps.tuning.last_report import LastReport, newest
 
 PPO = "sweeps.programs.ppo:PPOProgram"
 # Keys of a Tune config that are ours; every other key is a dotted parameter.
@@ -101,32 +101,33 @@ class ProgramTrainable(tune.Trainable):
             self._report = LastReport(context)
             known = self._report.read()
             if known is not None and known["last"]:
-                return {**known["result"], "again": True, "done": True}
+                outcome = str(Outcome.COMPLETED)
+                return {**known["result"], "again": True, "done": True, "outcome": outcome}
             self._running, told = self._start(context)
             if told:
                 result["events"] = told
             self._metrics, self._last = iter(self._running), None
             result["placement"] = self._placed(self._running.placement())
             result["durations"] = {"load": time.perf_counter() - self._born}
-            if known is not None:
-                return {**result, **known["result"], "again": True}
+            again = newest(known, getattr(self._running, "recalled", None))
+            if again:
+                through = self._through() if self._running.is_last else {}
+                return {**result, **again, **through, "again": True}
         metrics = next(self._metrics, None)
         last = metrics is None or self._running.is_last
         if metrics is not None:
             result |= {"iteration": metrics.iteration, **metrics.values}
-            result["again"] = metrics.repeated
             self._last = metrics
             self._save_where_due(metrics, last)
         events = getattr(self._running, "events", list)()
         if events:
             result["events"] = [*result.get("events", []), *events]
             result |= {"placement": self._placed(self._running.placement())}
-        if last:
-            result |= {"done": True, "outcome": str(Outcome.COMPLETED)}
         if metrics is not None:
             self._report.write(result, last)
         if last:
-            result["durations"] = {**result.get("durations", {}), "stop": self._timed_end()}
+            through = self._through()
+            result |= {**through, "durations": result.get("durations", {}) | through["durations"]}
         return result
 
     def _save_where_due(self, metrics: IterationMetrics, last: bool) -> None:
@@ -140,6 +141,10 @@ class ProgramTrainable(tune.Trainable):
         if passed is not None:
             self._running.save(metrics)
             forks.mark(store, metrics.iteration, passed)
+    def _through(self) -> dict[str, Any]:
+        """What the last result of a trial says besides its metrics; ends its roles."""
+        stop = self._timed_end()
+        return {"done": True, "outcome": str(Outcome.COMPLETED), "durations": {"stop": stop}}
 
     def _timed_end(self) -> float:
         """Ends the roles with the last result, so that the next trial finds their devices free, or keeps them."""

@@ -146,12 +146,21 @@ class DiaryTrial(ScriptTrial):
     def _begin(self, context: TrialContext) -> None:
         self.trial, self.store = context.trial, context.store
         self.step = int(self.store.get("step")) if "step" in self.store.list() else 0
+        self._began = self.step
         self._note(f"begin {self.step}")
 
     def restart(self, context: TrialContext) -> bool:
         self.config = {"x": 0.0, "steps": 3, **context.base, **context.params}
         self._begin(context)
         return True
+
+    @property
+    def recalled(self) -> IterationMetrics | None:
+        return self._metrics() if self._began else None
+
+    def _metrics(self) -> IterationMetrics:
+        loss = (self.config["x"] - 3.0) ** 2 + 1.0 / self.step
+        return IterationMetrics(self.step, {"script/loss": loss})
 
     def _note(self, what: str) -> None:
         with Path(self.config["diary"]).open("a") as file:
@@ -163,8 +172,7 @@ class DiaryTrial(ScriptTrial):
             self.step += 1
             self._note(f"step {self.step}")
             self.store.put("step", str(self.step).encode())
-            loss = (self.config["x"] - 3.0) ** 2 + 1.0 / self.step
-            yield IterationMetrics(self.step, {"script/loss": loss})
+            yield self._metrics()
 
 
 class ForkingProgram(ScriptProgram):

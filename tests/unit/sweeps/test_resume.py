@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from collections import Counter
 from collections.abc import Iterator
@@ -119,7 +120,7 @@ def whole_lines(path: Path) -> list[str]:
 
 
 @contextmanager
-def killed_at(write: int, torn: bool) -> Iterator[list[int]]:
+def killed_at(write: int, torn: bool, death: BaseException | None = None) -> Iterator[list[int]]:
     """Counts writes to ledger, metrics, files and journal; at the one of this number the process dies."""
     count = [0]
     append, put, journal = LocalStore.append, LocalStore.put, JournalFileBackend.append_logs
@@ -131,7 +132,7 @@ def killed_at(write: int, torn: bool) -> Iterator[list[int]]:
                 return original(self, *args)
             if torn:
                 tear(self, *args)
-            raise Killed
+            raise death or Killed
 
         return writes
 
@@ -148,6 +149,8 @@ def killed_at(write: int, torn: bool) -> Iterator[list[int]]:
         Path(f"{self._file_path}.lock").symlink_to(self._file_path)
 
     with pytest.MonkeyPatch.context() as patch:
+        # A killed process loses nothing that it wrote.
+        patch.setattr("os.fsync", lambda _: None)
         patch.setattr(LocalStore, "append", counted(append, half_a_line))
         patch.setattr(LocalStore, "put", counted(put, lambda *_: None))
         patch.setattr(JournalFileBackend, "append_logs", counted(journal, half_a_log))
@@ -191,6 +194,24 @@ def test_a_driver_that_dies_at_any_write_loses_nothing(
 ) -> None:
     moments = [(1 + part + 6 * i, i % 2 == 0) for i in range(4)]
     survives(World(tmp_path), undisturbed[0], moments)
+
+
+@pytest.mark.parametrize("write", [5, 37, 61, 62, 63, 100])
+def test_a_sweep_goes_on_after_a_full_disk(
+    undisturbed: tuple[World, int], tmp_path: Path, write: int
+) -> None:
+    world, full = World(tmp_path), OSError(errno.ENOSPC, "No space left on device")
+    with killed_at(write, True, full):
+        driver = world.driver()
+        with pytest.raises(OSError, match="No space left"):
+            world.run(driver)
+        assert driver.broke(full)
+        before = sorted(path.stat().st_size for path in tmp_path.rglob("*") if path.is_file())
+        # Nothing more is written, so that what is there is a beginning.
+        driver.interrupt()
+        after = sorted(path.stat().st_size for path in tmp_path.rglob("*") if path.is_file())
+        assert before == after
+    survives(world, undisturbed[0], [])
 
 
 @pytest.mark.long
