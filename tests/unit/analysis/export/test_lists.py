@@ -22,7 +22,7 @@ EVERYWHERE = """
     resources.roles.reward.merge resources.roles.reward.placement
     data.task data.eval_prompts data.test_prompts
     reward.heldout_offset reward.heldout_model reward.heldout_function reward.workers reward.timeout_s
-    rollout.chunk_size
+    rollout.chunk_size rollout.partial_tokens rollout.partial_prompts
     sync.transport sync.timeout_s
     resources.threads resources.cpus_per_gpu resources.head_cpus resources.affinity resources.labels
     checkpoint.every_minutes checkpoint.metric eval.seed
