@@ -160,23 +160,25 @@ class PartialBatches:
             for index, response in enumerate(begun)
             if self._is_open(response)
         ]
-        cuts = _cut(places, rollout.chunk_size * rollout.samples_per_prompt)
+        asked = self.prompts.at([at for at, _ in places], self.config.seed)
+        rows = list(zip(places, asked, strict=True))
+        cuts = _cut(rows, rollout.chunk_size * rollout.samples_per_prompt)
         # The first turn is drawn as a batch of whole responses is.
         position = (number + 1, turn) if turn else (number + 1,)
         chunks = [self._chunk(index, cut, position) for index, cut in enumerate(cuts)]
         for cut, part in zip(cuts, generate(chunks), strict=True):
-            for row, (at, index) in enumerate(cut):
+            for row, ((at, index), _prompt) in enumerate(cut):
                 self._begun[at][index] = self._begun[at][index].followed_by(part, row)
 
     def _chunk(
-        self, index: int, places: Sequence[tuple[int, int]], position: tuple[int, ...]
+        self, index: int, rows: Sequence[tuple[tuple[int, int], Prompt]], position: tuple[int, ...]
     ) -> Chunk:
-        begun = tuple(self._begun[at][sample].tokens for at, sample in places)
-        rollout, seed = self.config.rollout, self.config.seed
+        rollout = self.config.rollout
+        begun = tuple(self._begun[at][sample].tokens for (at, sample), _ in rows)
         room = rollout.max_new_tokens - max(map(len, begun))
-        prompts = tuple(self.prompts.at([at for at, _ in places], seed))
-        drawn = derive(seed, "sample", *position, index)
-        return Chunk(index, prompts, drawn, begun, min(rollout.partial_tokens or room, room))
+        prompts = tuple(prompt for _, prompt in rows)
+        seed = derive(self.config.seed, "sample", *position, index)
+        return Chunk(index, prompts, seed, begun, min(rollout.partial_tokens or room, room))
 
     def _take(self, number: int, positions: Sequence[int]) -> Sample:
         chunks = self.chunks(number, positions)
