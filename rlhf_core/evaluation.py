@@ -51,10 +51,18 @@ def _joined(parts: Sequence[Tensor | None]) -> Tensor | None:
 
 @dataclass(frozen=True)
 class Sample:
-    """Chunks and their rollouts."""
+    """Chunks and their rollouts.
+
+    Attributes:
+        chunks: Each with its prompts.
+        parts: The responses to each chunk.
+        positions: Where the prompts stand in the stream of training prompts; empty where they do not come from it,
+            or the number of the batch says it.
+    """
 
     chunks: Sequence[Chunk]
     parts: Sequence[Rollout]
+    positions: Sequence[int] = ()
 
     @property
     def prompts(self) -> list[Prompt]:

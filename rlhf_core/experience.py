@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from rlhf_core.config.trial import TrialConfig
+from rlhf_core.metrics import STALENESS_BINS, staleness_shares
 from rlhf_core.ppo.advantages import estimate_advantages
 from rlhf_core.ppo.kl import estimate, k1
 from rlhf_core.ppo.masked import masked_mean, masked_sum, masked_var, whiten
@@ -162,9 +163,20 @@ def standard_error(values_B: Tensor) -> float:
 
 
 def staleness_metrics(rollout: Rollout, version: int) -> dict[str, float]:
-    """How much older than the learner's ``version`` the sampling weights were."""
-    staleness_B = (version - rollout.versions_B).to(torch.float32)
+    """How much older than the learner's ``version`` the weights were that sampled each token, and a histogram."""
+    staleness_N = version - rollout.versions_BT[rollout.response_mask_BT]
+    bins = torch.bincount(staleness_N.clamp(max=STALENESS_BINS), minlength=STALENESS_BINS + 1)
+    shares = (bins / max(1, len(staleness_N))).tolist()
     return {
-        "staleness/mean": float(staleness_B.mean()),
-        "staleness/max": float(staleness_B.max()),
+        "staleness/mean": float(staleness_N.float().mean()),
+        "staleness/max": float(staleness_N.max()),
+        **dict(zip(staleness_shares(), shares, strict=True)),
     }
+
+
+def continued_share(rollout: Rollout) -> float:
+    """Share of responses whose tokens were sampled by weights of several versions."""
+    mask_BT, versions_BT = rollout.response_mask_BT, rollout.versions_BT
+    # A response begins with its oldest token.
+    newer_BT = mask_BT & (versions_BT > versions_BT[:, :1])
+    return float(newer_BT.any(1).float().mean())

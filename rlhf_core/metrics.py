@@ -19,6 +19,14 @@ NAME = "NAME"
 # What a score of a judgement measures, in words.
 MEASURES = {"heldout": "held-out", "proxy": "optimised"}
 
+# Histogram of staleness: a share for each of 0 .. 3 versions, and one for more.
+STALENESS_BINS = 4
+
+
+def staleness_shares() -> tuple[str, ...]:
+    """Metrics of the histogram of staleness."""
+    return tuple(f"staleness/share_{n}" for n in (*range(STALENESS_BINS), "more"))
+
 
 @dataclass(frozen=True)
 class Metric:
@@ -128,8 +136,15 @@ def _entries() -> Iterable[Metric]:
     yield m(
         "rollout/tokens_per_second", "tokens/s", "up", "last", "Generated tokens per second.", False
     )
-    yield m("staleness/mean", "versions", "none", "mean", "Learner's version minus the stamp.")
-    yield m("staleness/max", "versions", "none", "max", "Largest staleness of an episode.")
+    yield m(
+        "rollout/continued_share", "", "none", "mean", "Share of responses under several versions."
+    )
+    yield m(
+        "staleness/mean", "versions", "none", "mean", "Learner's version minus a token's stamp."
+    )
+    yield m("staleness/max", "versions", "none", "max", "Largest staleness of a token.")
+    for name, staleness in zip(staleness_shares(), (*range(STALENESS_BINS), "more"), strict=True):
+        yield m(name, "", "none", "mean", f"Share of tokens with a staleness of {staleness}.")
     yield m("weights/version", "versions", "none", "last", "Weight version after this iteration.")
     yield m("eval/heldout", "", "up", "mean", "Held-out reward on held-out prompts, fixed seed.")
     yield m("eval/heldout_stderr", "", "none", "last", "Standard error of eval/heldout.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -73,14 +74,18 @@ class PromptSet:
         self.prompts = kept(("prompts", stamp(path), words, max_tokens, template), read)
 
     def take(self, start: int, count: int, seed: int) -> list[Prompt]:
-        """``count`` prompts of an endless stream from position ``start``: pass after pass, each shuffled.
+        """``count`` prompts of an endless stream from position ``start``: pass after pass, each shuffled."""
+        return self.at(range(start, start + count), seed)
+
+    def at(self, positions: Iterable[int], seed: int) -> list[Prompt]:
+        """The prompts at ``positions`` of that stream.
 
         A pure function of its arguments, so nothing about prompt order needs to be checkpointed.
         """
         size = len(self.prompts)
         orders: dict[int, list[int]] = {}
         taken = []
-        for position in range(start, start + count):
+        for position in positions:
             lap, offset = divmod(position, size)
             if lap not in orders:
                 generator = torch.Generator().manual_seed(derive(seed, "prompts", lap))

@@ -7,16 +7,21 @@ ahead, never from who is faster. So an asynchronous trial has the same numbers i
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
+from rlhf_core.batches import Batches
 from rlhf_core.evaluation import Sample
 from rlhf_core.runtime.base import RoleGroup, Runtime
 from rlhf_core.types import CallContext, Chunk, Rollout
+
+# Names of a checkpoint's tensors: where the prompts of a batch stand, and what is under way.
+POSITIONS, UNDER_WAY = "positions", "under_way."
 
 
 def version_of(batch: int, interval: int, ahead: int) -> int:
@@ -40,11 +45,13 @@ class Sampled:
         sample: Its chunks and rollouts.
         seconds: From its first chunk to its last.
         sync_seconds: Time the rollouts took to load weights before it.
+        tokens: Response tokens sampled in that time.
     """
 
     sample: Sample
     seconds: float
     sync_seconds: float = 0.0
+    tokens: int = 0
 
 
 class RolloutStream:
@@ -53,7 +60,7 @@ class RolloutStream:
     Args:
         runtime: Carries the weights.
         group: The rollouts.
-        chunks: The chunks of a batch, by its number.
+        batches: What is sampled for a batch.
         context: Call context with a weight version.
         ahead: Batches that may wait; 0 samples when asked.
         interval: Iterations between deliveries.
@@ -67,7 +74,7 @@ class RolloutStream:
         self,
         runtime: Runtime,
         group: RoleGroup,
-        chunks: Callable[[int], list[Chunk]],
+        batches: Batches,
         context: Callable[[int], CallContext],
         *,
         ahead: int,
@@ -75,7 +82,7 @@ class RolloutStream:
         last: int,
     ) -> None:
         self.runtime, self.group = runtime, group
-        self.chunks, self.context = chunks, context
+        self.batches, self.context = batches, context
         self.ahead, self.interval, self.last = ahead, interval, last
         self.next = 0
         self.held = 0
@@ -84,8 +91,14 @@ class RolloutStream:
         # Calls to a runtime that works in this very thread would gain nothing from another one.
         self._thread = ThreadPoolExecutor(1, "rollouts") if ahead and runtime.concurrent else None
 
-    def restart(self, batch: int, held: int, ready: Mapping[int, Sample]) -> None:
-        """Goes on at ``batch`` with rollouts that hold version ``held`` and batches sampled before."""
+    def restart(self, batch: int, held: int, state: Mapping[str, Tensor]) -> None:
+        """Goes on at ``batch`` with rollouts that hold version ``held`` and what ``settle`` returned."""
+        begun, waiting = {}, {}
+        for key, tensor in state.items():
+            name = key.removeprefix(UNDER_WAY)
+            (waiting if name == key else begun)[name] = tensor
+        ready = unpacked(waiting, self.batches.chunks)
+        self.batches.load(batch + len(ready), begun)
         self.next, self.held, self._published = batch + len(ready), held, None
         self._pending = {}
         for number, sample in ready.items():
@@ -113,13 +126,18 @@ class RolloutStream:
         self._published = (context.version or 0, parcel)
         return float(size)
 
-    def settle(self) -> dict[int, Sample]:
-        """Waits for everything under way and delivers what was published; returns the batches that wait."""
+    def settle(self) -> dict[str, Tensor]:
+        """Waits for every call and delivers what was published.
+
+        Returns:
+            The batches that wait and the responses under way, for ``restart``.
+        """
         ready = {number: future.result().sample for number, future in self._pending.items()}
         if self._published is not None:
             self._load(*self._published)
             self._published = None
-        return ready
+        begun = self.batches.state()
+        return packed(ready) | {UNDER_WAY + name: tensor for name, tensor in begun.items()}
 
     def close(self, *, wait: bool = False) -> None:
         """Starts nothing more; with ``wait`` it returns when nothing is under way."""
@@ -144,9 +162,17 @@ class RolloutStream:
         if parcel is not None and self.held != version:
             self._load(version, parcel)
         loaded = time.perf_counter()
-        chunks, context = self.chunks(number), self.context(self.held)
-        parts = self.group.map("generate", [(context, (chunk,)) for chunk in chunks])
-        return Sampled(Sample(chunks, parts), time.perf_counter() - loaded, loaded - start)
+        context, tokens = self.context(self.held), 0
+
+        def generate(chunks: Sequence[Chunk]) -> Sequence[Rollout]:
+            nonlocal tokens
+            parts: list[Rollout] = self.group.map("generate", [(context, (c,)) for c in chunks])
+            tokens += sum(int(part.response_mask_BT.sum()) for part in parts)
+            return parts
+
+        sample = self.batches.sample(number, generate)
+        seconds = time.perf_counter() - loaded
+        return Sampled(sample, seconds, loaded - start, tokens)
 
     def _load(self, version: int, parcel: Any) -> None:
         self.runtime.receive(self.context(version), parcel)
@@ -154,24 +180,33 @@ class RolloutStream:
 
 
 def packed(batches: Mapping[int, Sample]) -> dict[str, Tensor]:
-    """The rollouts of waiting batches as named tensors, for a checkpoint."""
-    return {
+    """Waiting batches as named tensors, for a checkpoint."""
+    tensors = {
         f"{number}.{index}.{name}": getattr(part, name)
         for number, sample in batches.items()
         for index, part in enumerate(sample.parts)
         for name in Rollout.__dataclass_fields__
     }
+    named = {number: sample.positions for number, sample in batches.items() if sample.positions}
+    return tensors | {f"{number}.{POSITIONS}": torch.tensor(at) for number, at in named.items()}
 
 
 def unpacked(
-    tensors: Mapping[str, Tensor], chunks: Callable[[int], list[Chunk]]
+    tensors: Mapping[str, Tensor], chunks: Callable[[int, Sequence[int]], list[Chunk]]
 ) -> dict[int, Sample]:
-    """What ``packed`` packed; chunks follow from the numbers of the batches."""
+    """What ``packed`` packed; chunks follow from the number of a batch and the positions of its prompts."""
     fields: dict[int, dict[int, dict[str, Tensor]]] = {}
+    positions: dict[int, tuple[int, ...]] = {}
     for key, tensor in tensors.items():
-        number, index, name = key.split(".")
+        number, _, rest = key.partition(".")
+        if rest == POSITIONS:
+            positions[int(number)] = tuple(tensor.tolist())
+            continue
+        index, name = rest.split(".")
         fields.setdefault(int(number), {}).setdefault(int(index), {})[name] = tensor
-    return {
-        number: Sample(chunks(number), [Rollout(**parts[index]) for index in sorted(parts)])
-        for number, parts in sorted(fields.items())
-    }
+    samples = {}
+    for number, parts in sorted(fields.items()):
+        rollouts = [Rollout(**parts[index]) for index in sorted(parts)]
+        at = positions.get(number, ())
+        samples[number] = Sample(chunks(number, at), rollouts, at)
+    return samples

@@ -19,10 +19,17 @@ import torch
 
 from rlhf_core import checkpoint
 from rlhf_core.assets import resolve
+from rlhf_core.batches import batches_of
 from rlhf_core.config.trial import ROLES, AdamWConfig, TrialConfig
 from rlhf_core.errors import CheckpointError, DivergedError
 from rlhf_core.evaluation import Sample, sample_and_score, summarise
-from rlhf_core.experience import Batch, build_experience, staleness_metrics, weighted_scores
+from rlhf_core.experience import (
+    Batch,
+    build_experience,
+    continued_share,
+    staleness_metrics,
+    weighted_scores,
+)
 from rlhf_core.metrics import IterationMetrics, find, first_nonfinite
 from rlhf_core.models.load import load_tokenizer
 from rlhf_core.ppo.groups import groups_with_spread
@@ -35,12 +42,11 @@ from rlhf_core.runtime.base import Runtime, gather
 from rlhf_core.runtime.placement import PlacementPlan
 from rlhf_core.seeding import derive
 from rlhf_core.store import Store
-from rlhf_core.stream import RolloutStream, packed, unpacked
+from rlhf_core.stream import RolloutStream
 from rlhf_core.timing import Phases, imbalance
 from rlhf_core.types import (
     AdamWSettings,
     CallContext,
-    Chunk,
     Experience,
     UpdateSettings,
 )
@@ -82,7 +88,7 @@ class PPOTrial:
         self.stream = RolloutStream(
             runtime,
             self.groups["rollout"],
-            self._chunks,
+            batches_of(config, self.train_prompts, self.pad_id),
             self._context,
             ahead=config.batches_ahead,
             interval=config.sync_interval,
@@ -156,16 +162,13 @@ class PPOTrial:
         tokens = float(experience.rollout.response_mask_BT.sum())
         self.totals["episodes"] += experience.rollout.size
         self.totals["tokens"] += tokens
-        metrics["rollout/tokens_per_second"] = tokens / max(sampled.seconds, 1e-9)
+        if sampled.tokens:
+            # A checkpoint brings back batches, not the time they took.
+            metrics["rollout/tokens_per_second"] = sampled.tokens / max(sampled.seconds, 1e-9)
+        if self.config.rollout.partial_tokens is not None:
+            metrics["rollout/continued_share"] = continued_share(experience.rollout)
         metrics["weights/version"] = float(self.iteration)
         return metrics
-
-    def _chunks(self, batch: int) -> list[Chunk]:
-        """The chunks of batch ``batch``, which iteration ``batch + 1`` trains on."""
-        rollout, seed = self.config.rollout, self.config.seed
-        count = rollout.prompts_per_iteration
-        prompts = self.train_prompts.take(batch * count, count, seed)
-        return chunks_of(prompts, rollout.samples_per_prompt, rollout.chunk_size, seed, batch + 1)
 
     def _experience(self, sample: Sample, phases: Phases) -> tuple[Experience, dict[str, float]]:
         whole, values = sample.rollout(self.pad_id), []
@@ -382,7 +385,7 @@ class PPOTrial:
             futures["rollout"] = self.groups["rollout"].call("save", self._context(), uri, step)
         parts = {role: future.result() for role, future in futures.items()}
         if waiting:
-            parts["waiting"] = checkpoint.save_part(self.store, step, "waiting", packed(waiting))
+            parts["waiting"] = checkpoint.save_part(self.store, step, "waiting", waiting)
         manifest = {"state": self.state_dict(), "parts": parts, "metrics": metrics or {}}
         checkpoint.commit(self.store, step, manifest, best=best)
         return step
@@ -433,7 +436,7 @@ class PPOTrial:
             held = self.iteration
         waiting = parts.get("waiting")
         tensors = {} if waiting is None else checkpoint.load_part(self.store, waiting)
-        self.stream.restart(self.iteration, held, unpacked(tensors, self._chunks))
+        self.stream.restart(self.iteration, held, tensors)
         self._restored = IterationMetrics(self.iteration, values, repeated=True) if values else None
         return True
 

@@ -44,11 +44,15 @@ class Chunk:
         index: Position among the chunks of the iteration.
         prompts: Prompts; equal ones stand side by side.
         seed: Sampling seed, from (trial seed, iteration, index).
+        begun: Response tokens that each prompt has already, to be continued; empty: none.
+        new_tokens: Each response grows by at most so many; None: by as many as the trial's configuration says.
     """
 
     index: int
     prompts: tuple[Prompt, ...]
     seed: int
+    begun: tuple[tuple[int, ...], ...] = ()
+    new_tokens: int | None = None
 
 
 @dataclass(frozen=True)
@@ -77,7 +81,7 @@ class Rollout:
         logprobs_BT: Log-probability of each response token under the weights that sampled it,
             at sampling temperature (float32, 0 outside the mask).
         finished_B: True where the response ended with end-of-sequence.
-        versions_B: Weight version each response was sampled with (int64).
+        versions_BT: Weight version each response token was sampled with (int64, 0 outside the mask).
     """
 
     tokens_BL: Tensor
@@ -85,7 +89,7 @@ class Rollout:
     response_mask_BT: Tensor
     logprobs_BT: Tensor
     finished_B: Tensor
-    versions_B: Tensor
+    versions_BT: Tensor
 
     @property
     def size(self) -> int:
@@ -117,6 +121,7 @@ class Rollout:
             tokens_BL=part.tokens_BL[:, :width],
             response_mask_BT=part.response_mask_BT[:, :depth],
             logprobs_BT=part.logprobs_BT[:, :depth],
+            versions_BT=part.versions_BT[:, :depth],
         )
 
     def to(self, device: torch.device) -> Rollout:
@@ -140,7 +145,7 @@ def concat_rollouts(parts: Sequence[Rollout], pad_id: int) -> Rollout:
         response_mask_BT=torch.cat([widen(p.response_mask_BT, depth, False) for p in parts]),
         logprobs_BT=torch.cat([widen(p.logprobs_BT, depth, 0.0) for p in parts]),
         finished_B=torch.cat([p.finished_B for p in parts]),
-        versions_B=torch.cat([p.versions_B for p in parts]),
+        versions_BT=torch.cat([widen(p.versions_BT, depth, 0) for p in parts]),
     )
 
 

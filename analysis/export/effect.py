@@ -33,6 +33,7 @@ OWNERS: tuple[tuple[str, Callable[[Any], bool], tuple[str, ...]], ...] = (
     ("reward.overlong_buffer", _given, ("reward.overlong_penalty",)),
     ("optim.micro_batch_tokens", _among(None), ("optim.micro_batch_size",)),
     ("sync.mode", _among("async"), ("sync.max_staleness",)),
+    ("rollout.partial_tokens", _given, ("rollout.partial_prompts",)),
 )
 
 

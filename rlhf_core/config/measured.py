@@ -35,6 +35,10 @@ def unmeasured(config: TrialConfig, name: str) -> str | None:
             "is not measured: data.task is null and no held-out reward is named; name "
             f"reward.heldout_model, reward.heldout_function or reward.heldout_url, or use {OF_HELDOUT[name]} here"
         )
+    if name == "rollout/continued_share" and config.rollout.partial_tokens is None:
+        return (
+            "is not measured with rollout.partial_tokens null; set it, or use no such metric here"
+        )
     return left_out(config.ppo, name)
 
 

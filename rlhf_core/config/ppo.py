@@ -30,11 +30,42 @@ class RolloutConfig(Group):
     stop: tuple[str, ...] = option(
         (), "Further tokens that end a response, as the tokenizer spells them; each one token."
     )
+    partial_tokens: int | None = option(
+        None,
+        "Partial rollouts: responses grow by so many tokens at a time, and what is unfinished when a batch is "
+        "full goes on under the weights of the next; null: each response is sampled in one go.",
+        unit="tokens",
+        ge=1,
+        le=131072,
+    )
+    partial_prompts: int | None = option(
+        None,
+        "Prompts that partial rollouts work on at a time; null: two batches.",
+        unit="prompts",
+        ge=1,
+        le=2_000_000,
+    )
 
     @property
     def episodes(self) -> int:
         """Responses in one iteration."""
         return self.prompts_per_iteration * self.samples_per_prompt
+
+    @property
+    def prompts_under_way(self) -> int:
+        """Prompts that partial rollouts work on at a time."""
+        return self.partial_prompts or 2 * self.prompts_per_iteration
+
+    @property
+    def partial_lag(self) -> int:
+        """Iterations that partial rollouts add to the staleness of a token, at most.
+
+        A response is done after so many parts at the latest, and then waits for the older ones.
+        """
+        if self.partial_tokens is None:
+            return 0
+        parts = math.ceil(self.max_new_tokens / self.partial_tokens)
+        return parts - 1 + math.ceil(self.prompts_under_way / self.prompts_per_iteration) - 1
 
 
 class KLConfig(Group):
@@ -139,12 +170,30 @@ class PPOConfig(Group):
 def broken_ppo_rules(ppo: PPOConfig, rollout: RolloutConfig) -> list[str]:
     """Rules between options of the algorithm and of sampling that are broken, one line each."""
     return [
+        *_broken_partial_rules(rollout),
         *_broken_group_rules(ppo, rollout),
         *_broken_critic_rules(ppo),
         *_broken_loss_rules(ppo),
         *_broken_correction_rules(ppo),
         *_broken_kl_rules(ppo.kl, rollout.episodes),
     ]
+
+
+def _broken_partial_rules(rollout: RolloutConfig) -> Iterator[str]:
+    tokens, longest = rollout.partial_tokens, rollout.max_new_tokens
+    if tokens is None:
+        off = "partial rollouts, but rollout.partial_tokens is null"
+        yield from in_vain(rollout, ("partial_prompts",), "rollout.", off)
+    elif longest % tokens:
+        yield (
+            f"rollout.partial_tokens must divide rollout.max_new_tokens, but {longest} / {tokens} leaves "
+            f"{longest % tokens}; change either"
+        )
+    if rollout.prompts_under_way < rollout.prompts_per_iteration:
+        yield (
+            f"rollout.partial_prompts must be at least the {rollout.prompts_per_iteration} of "
+            f"rollout.prompts_per_iteration, but is {rollout.partial_prompts}; raise it"
+        )
 
 
 def _broken_group_rules(ppo: PPOConfig, rollout: RolloutConfig) -> Iterator[str]:

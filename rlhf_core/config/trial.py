@@ -161,8 +161,9 @@ class SyncConfig(Group):
     )
     max_staleness: int | None = option(
         None,
-        "Largest staleness of a response that is trained on; with async it says how many batches are sampled "
-        "ahead (max_staleness - interval + 1); null: whatever the interval gives, with async one batch ahead.",
+        "Largest staleness of a token that is trained on; with async it says how many batches are sampled ahead "
+        "(max_staleness - interval + 1, less what rollout.partial_tokens adds); null: whatever these give, with "
+        "async one batch ahead.",
         unit="versions",
         ge=0,
         le=1024,
@@ -268,7 +269,8 @@ class TrialConfig(Group):
         if self.sync.mode == "sync":
             return 0
         bound = self.sync.max_staleness
-        return 1 if bound is None else bound - self.sync_interval + 1
+        lag = self.rollout.partial_lag
+        return 1 if bound is None else bound - lag - self.sync_interval + 1
 
     @model_validator(mode="after")
     def _rules(self) -> TrialConfig:
@@ -299,11 +301,13 @@ def _broken_rules(config: TrialConfig) -> list[str]:
 
 def _broken_sync_rules(config: TrialConfig) -> list[str]:
     sync, interval, problems = config.sync, config.sync_interval, []
-    least = interval if sync.mode == "async" else interval - 1
+    lag = config.rollout.partial_lag
+    least = lag + (interval if sync.mode == "async" else interval - 1)
     if sync.max_staleness is not None and sync.max_staleness < least:
         problems.append(
             f"sync.max_staleness must be at least {least} with sync.mode {sync.mode!r} and a delivery every "
-            f"{interval} iterations, but is {sync.max_staleness}; raise it or shorten the interval"
+            f"{interval} iterations{f', and partial rollouts that may take {lag} more' if lag else ''}, but is "
+            f"{sync.max_staleness}; raise it or shorten the interval"
         )
     if sync.mode == "async" and sync.transport == "collective":
         problems.append(

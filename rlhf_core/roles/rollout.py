@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -54,24 +55,30 @@ class ResponseSampler:
         )
 
     def __call__(self, role: str, chunk: Chunk, version: int) -> Rollout:
-        """One response to each prompt of the chunk, as CPU tensors, stamped with ``version``."""
-        prompts = [prompt.tokens for prompt in chunk.prompts]
-        longest, new = max(map(len, prompts)), self.sampling.max_new_tokens
+        """One response to each prompt of the chunk, as CPU tensors, stamped with ``version``.
+
+        Of a response that is continued the row holds what is new, and counts what was there to the prompt.
+        """
+        begun = chunk.begun or ((),) * len(chunk.prompts)
+        prompts = [(*p.tokens, *there) for p, there in zip(chunk.prompts, begun, strict=True)]
+        longest = max(len(prompt.tokens) for prompt in chunk.prompts)
+        new = self.sampling.max_new_tokens
         if self.positions is not None and longest + new > self.positions:
             raise ConfigError(
                 f"rollout.max_new_tokens: a prompt of {longest} tokens and {new} new ones exceed the "
                 f"{self.positions} positions of the policy; lower it or data.max_prompt_tokens"
             )
-        tokens_BT, logprobs_BT, mask_BT = sample(self.model, prompts, self.sampling, chunk.seed)
+        sampling = replace(self.sampling, max_new_tokens=chunk.new_tokens or new)
+        tokens_BT, logprobs_BT, mask_BT = sample(self.model, prompts, sampling, chunk.seed)
         if not bool(torch.isfinite(logprobs_BT).all()):
             raise DivergedError(role, "logprobs of sampled tokens")
         stop = torch.tensor(self.sampling.stop_ids, device=tokens_BT.device)
         finished_B = (torch.isin(tokens_BT, stop) & mask_BT).any(1).cpu()
         lengths_B = torch.tensor([len(prompt) for prompt in prompts])
         tokens_BL = _join(prompts, tokens_BT.cpu(), mask_BT.cpu(), self.sampling.pad_id)
-        versions_B = torch.full((len(prompts),), version)
+        mask_BT = mask_BT.cpu()
         return Rollout(
-            tokens_BL, lengths_B, mask_BT.cpu(), logprobs_BT.cpu(), finished_B, versions_B
+            tokens_BL, lengths_B, mask_BT, logprobs_BT.cpu(), finished_B, mask_BT * version
         )
 
 

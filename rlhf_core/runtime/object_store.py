@@ -11,7 +11,7 @@ from rlhf_core.models.size import parameters_of
 
 # A version is read while the next one is written.
 VERSIONS = 2
-# Tokens, mask, log-probabilities of three models, values, advantages, returns.
+# Tokens, mask, versions, log-probabilities of three models, values, advantages, returns.
 BYTES_PER_TOKEN = 48
 # A batch lies there as it was sampled, as it is scored and as it is trained on.
 STAGES = 3

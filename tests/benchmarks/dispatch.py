@@ -45,7 +45,7 @@ class LightRollout:
             mask_BT,
             torch.zeros(ROWS, NEW_TOKENS),
             mask_BT[:, 0],
-            torch.zeros(ROWS, dtype=torch.int64),
+            torch.zeros(ROWS, NEW_TOKENS, dtype=torch.int64),
         )
 
 

@@ -117,7 +117,7 @@ def _rollout(model: Any, tokens_BL: torch.Tensor) -> Rollout:
     size, depth = PROMPTS, NEW_TOKENS
     rollout = Rollout(
         tokens_BL, torch.full((size,), PROMPT_TOKENS), torch.ones(size, depth, dtype=torch.bool),
-        torch.zeros(size, depth), torch.zeros(size, dtype=torch.bool), torch.zeros(size).long(),
+        torch.zeros(size, depth), torch.zeros(size, dtype=torch.bool), torch.zeros(size, depth).long(),
     )  # fmt: skip
     with torch.no_grad():
         stamped_BT = logprobs(model, rollout, 1.0)

@@ -3,6 +3,7 @@
 Modelled: the clock. 8 trials of the default template with 2 rollouts run on 8 logical nodes x 2 GPUs in a
 simulation of events, with the declared seconds of each phase below and seeded noise, equal on both sides.
 Real in it: the plans, which trials the nodes hold at once, and the queue that decides whom a service serves next.
+Services with parts of one GPU take turns on it: two that are busy at once are each half as fast.
 A trial's bill is its GPUs from its start to its end, waiting for services included; a service's is its GPUs for
 the whole sweep, idle or not. ``ratio`` is the bill without sharing over the bill with it, target 1 / 0.65.
 
@@ -77,7 +78,10 @@ class Simulation:
         self._events: list[tuple[float, int, Any]] = []
         self._order = itertools.count()
         self._queues: dict[str, FairQueue[Any]] = {r: FairQueue(turn=self.turn) for r in FROZEN}
-        self._busy = dict.fromkeys(FROZEN, False)
+        # Services that fit on one device together are put there.
+        together = sum(plan.total("gpus") for plan in self.services.values()) <= 1
+        self._device = {role: "both" if together else role for role in FROZEN}
+        self._busy = dict.fromkeys(self._device.values(), False)
         self._next = iter(range(TRIALS))
         rest = left(self.nodes, self.services.values())
         self.at_once = trials_at_once(self.plan, rest)
@@ -133,17 +137,19 @@ class Simulation:
             self._serve(role)
 
     def _serve(self, role: str) -> None:
-        if self._busy[role]:
+        if self._busy[self._device[role]]:
             return
         for request in self._queues[role].take():
-            self._busy[role] = True
+            self._busy[self._device[role]] = True
             seconds, answer = request.call
             self._after(seconds, partial(self._served, role, answer))
 
     def _served(self, role: str, answer: Any) -> None:
-        self._busy[role] = False
+        self._busy[self._device[role]] = False
         answer()
-        self._serve(role)
+        # Whoever shares the device comes first, so that they take turns.
+        for other in sorted(FROZEN, key=lambda name: name == role):
+            self._serve(other)
 
 
 def config(shared: bool, **more: Any) -> TrialConfig:
@@ -191,7 +197,7 @@ def memory(shared: bool) -> dict[str, float]:
         "search": {"trials": 3, "max_concurrent": 3},
         "scheduler": {"kind": "none"},
         "selection": {"test_prompts": 0},
-        "cluster": {"rehearse": {"nodes": 8, "gpus": 2, "cpus": 32}},
+        "cluster": {"rehearse": {"nodes": 2, "gpus": 8, "cpus": 128, "memory_gb": 1024}},
     }  # fmt: skip
     most: dict[str, float] = {"roles": 0.0, "processes": 0}
     over = threading.Event()

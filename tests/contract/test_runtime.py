@@ -171,15 +171,20 @@ def test_metrics_are_those_of_one_process_bit_for_bit(
 
 
 @pytest.mark.parametrize(
-    ("interval", "staleness", "largest"), [(1, None, [0, 1, 1, 1]), (2, 3, [0, 1, 2, 3])]
+    ("interval", "staleness", "partial", "largest"),
+    [
+        (1, None, None, [0, 1, 1, 1]),
+        (2, 3, None, [0, 1, 2, 3]),
+        (1, None, 2, [0, 1, 2]),
+    ],
 )
 def test_sampling_ahead_gives_the_same_numbers_wherever_it_runs(
-    zoo: Zoo, interval: int, staleness: int | None, largest: list[int]
+    zoo: Zoo, interval: int, staleness: int | None, partial: int | None, largest: list[int]
 ) -> None:
     """In one process the batches are sampled one after the other, with workers beside the updates."""
     config = _config(
         zoo, sync__mode="async", sync__interval=interval, sync__max_staleness=staleness,
-        reward__workers=0, budget__iterations=4,
+        reward__workers=0, budget__iterations=4, rollout__partial_tokens=partial,
     )  # fmt: skip
     runs = []
     for kind in ("fused", "split"):
@@ -188,7 +193,9 @@ def test_sampling_ahead_gives_the_same_numbers_wherever_it_runs(
         runs.append([repeatable(m.values) for m in trial])
         trial.close()
     assert runs[0] == runs[1]
-    assert [metrics["staleness/max"] for metrics in runs[0][1:]] == largest
+    found = [metrics["staleness/max"] for metrics in runs[0][1:]]
+    # Later ones depend on how long the responses are where they are continued.
+    assert found[: len(largest)] == largest
 
 
 @pytest.mark.long
@@ -246,7 +253,7 @@ def test_weights_are_delivered_to_every_rollout_worker(
     # What every rank of the learner samples with its own weights.
     want, *same = gather(learner.call_all("generate", CallContext("a", 7), chunk))
     for got in [*same, *gather(rollout.call_all("generate", CallContext("a", 7), chunk))]:
-        assert got.versions_B.tolist() == [7] * got.size
+        assert torch.equal(got.versions_BT, 7 * got.response_mask_BT)
         assert torch.equal(got.tokens_BL, want.tokens_BL)
         assert torch.equal(got.logprobs_BT, want.logprobs_BT)
     for future in rollout.call_all("generate", CallContext("a", 6), chunk):

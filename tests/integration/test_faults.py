@@ -114,6 +114,31 @@ def test_fifty_trials_of_which_many_fail_leave_nothing(runner: Any, tmp_path: Pa
         ray.shutdown()
 
 
+def test_a_rollout_that_is_alone_dies_while_the_learner_is_ahead(
+    runner: Any, builtin_task: Path, tmp_path: Path
+) -> None:
+    """With batches sampled ahead and responses in parts; the curve is that of a trial in one process."""
+    base = {**LEAN, "budget": {"iterations": 6}, "eval": {"prompts": 4, "every_iterations": 6}}
+    base |= {"sync": {"mode": "async"}}
+    base["rollout"] = {**BASE["rollout"], "partial_tokens": 4}
+
+    def kill(placement: dict[str, Any]) -> None:
+        (pid,) = (w["pid"] for w in placement["workers"] if "rollout" in w["roles"])
+        psutil.Process(pid).kill()
+
+    alone, out = tmp_path / "alone", tmp_path / "run"
+    search = {"trials": 1}
+    runner.run({"base": {**base, "resources": {"layout": "fused"}}, "search": search}, alone)
+    thread = disturb(out, 2, kill)
+    runner.run({"base": base, "search": search}, out)
+    thread.join()
+    assert curve(out / "trials/t0000/metrics.jsonl") == curve(alone / "trials/t0000/metrics.jsonl")
+    sweep = analysis.load(out)
+    assert "retried" not in sweep.events["state"].tolist()
+    assert sweep.iterations["runtime/replaced"].sum() == 1
+    assert sweep.iterations["rollout/continued_share"].max() > 0
+
+
 @pytest.fixture(scope="module")
 def nodes() -> Iterator[Any]:
     """A cluster of a head without room for roles' GPUs and three nodes, one to lose."""

@@ -16,7 +16,13 @@ from rlhf_core import checkpoint
 from rlhf_core.config import TrialConfig, known_keys
 from rlhf_core.config.fields import NAME
 from rlhf_core.errors import CheckpointError, ConfigError, DivergedError
-from rlhf_core.metrics import CATALOGUE, IterationMetrics, names_under, repeatable
+from rlhf_core.metrics import (
+    CATALOGUE,
+    IterationMetrics,
+    names_under,
+    repeatable,
+    staleness_shares,
+)
 from rlhf_core.runtime.local import LocalRuntime
 from rlhf_core.runtime.placement import plan_trial
 from rlhf_core.store import LocalStore
@@ -84,7 +90,7 @@ def test_every_metric_is_in_the_catalogue(zoo: Zoo, base: list[IterationMetrics]
         trial_config(
             zoo, budget__iterations=1, **SECOND,
             ppo__correction__kind="tis", ppo__kl__mode="loss", ppo__dual_clip=2.0,
-            ppo__filter_groups=True, rollout__samples_per_prompt=2,
+            ppo__filter_groups=True, rollout__samples_per_prompt=2, rollout__partial_tokens=4,
         )
     )  # fmt: skip
     reported |= {name for m in with_everything for name in m.values}
@@ -146,6 +152,12 @@ RESUMED = {
         "sync__interval": 2,
         "sync__max_staleness": 3,
     },
+    "partial, async, interval 2": {
+        "rollout__partial_tokens": 2,
+        "rollout__samples_per_prompt": 2,
+        "sync__mode": "async",
+        "sync__interval": 2,
+    },
     "adaptive KL": {"ppo__kl__controller": "adaptive", "ppo__kl__horizon": 20},
     "linear schedule": {
         "optim__policy__schedule": "linear",
@@ -187,6 +199,31 @@ def test_a_resumed_trial_equals_one_that_ran_through(
     assert torch.equal(_weights(second), _weights(through))
     for trial in (through, second):
         trial.close()
+
+
+def test_parts_as_long_as_a_response_and_no_surplus_are_whole_responses(
+    zoo: Zoo, base: list[IterationMetrics]
+) -> None:
+    config = trial_config(zoo, rollout__partial_tokens=8, rollout__partial_prompts=8)
+    for iteration, metrics in _by_iteration(_run(config)).items():
+        assert metrics.pop("rollout/continued_share", 0.0) == 0.0
+        assert metrics == _by_iteration(base)[iteration]
+
+
+def test_a_continued_response_is_what_the_policy_would_say(zoo: Zoo) -> None:
+    """Under weights that do not move the stamped log-probabilities are the learner's; tokens keep their stamps."""
+    still = {"ppo__epochs": 1, "ppo__minibatches": 1, "optim__policy__lr": 1e-12}
+    results = _run(trial_config(zoo, rollout__partial_tokens=2, budget__iterations=5, **still))
+    for m in results[1:]:
+        assert m.values["policy/ratio_max"] == pytest.approx(1.0, abs=1e-5)
+        assert m.values["kl/response"] == pytest.approx(0.0, abs=1e-4)
+    last = results[-1].values
+    assert last["rollout/continued_share"] > 0.2
+    shares = [last[name] for name in staleness_shares()]
+    assert sum(shares) == pytest.approx(1.0)
+    assert 0 < shares[0] < 1
+    assert last["staleness/mean"] >= 1 - shares[0]
+    assert 1 <= last["staleness/max"] <= 4
 
 
 def test_a_trial_can_go_back_to_any_step(zoo: Zoo, tmp_path: Path) -> None:
@@ -448,6 +485,8 @@ KNOBS: dict[str, tuple[Any, dict[str, Any], int]] = {
     ),
     "ppo.kl.horizon": (20, {"ppo__kl__controller": "adaptive"}, 2),
     "ppo.kl.estimator": ("k3", {"ppo__kl__coef": 1.0}, 2),
+    "rollout.partial_tokens": (4, {}, 1),
+    "rollout.partial_prompts": (24, {"rollout__partial_tokens": 4}, 1),
     "sync.interval": (2, {}, 2),
     "sync.interval_episodes": (16, {}, 2),
     "sync.mode": ("async", {}, 2),

@@ -23,7 +23,7 @@ EVERYWHERE = """
     data.task data.eval_prompts data.test_prompts
     reward.heldout_offset reward.heldout_model reward.heldout_function reward.heldout_url
     reward.workers reward.timeout_s reward.url_batch_size reward.url_retries
-    rollout.chunk_size
+    rollout.chunk_size rollout.partial_tokens rollout.partial_prompts
     sync.transport sync.timeout_s
     resources.threads resources.cpus_per_gpu resources.head_cpus resources.affinity resources.labels
     resources.gpu_memory_gb

@@ -112,7 +112,7 @@ def test_responses_are_stamped_with_the_version_that_sampled_them(zoo: Zoo) -> N
     sampler.load_weights(CONTEXT, *learner.publish(CallContext("test", version=7)))
     chunk = Chunk(0, prompts(config), 1)
     batch = sampler.generate(CallContext("test", version=7), chunk)
-    assert batch.versions_B.tolist() == [7] * batch.size
+    assert torch.equal(batch.versions_BT, 7 * batch.response_mask_BT)
     with pytest.raises(RlhfError, match="weights have version 7, but 8 was expected"):
         sampler.generate(CallContext("test", version=8), chunk)
 
