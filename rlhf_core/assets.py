@@ -17,8 +17,9 @@ from rlhf_core.errors import ConfigError, nearest
 from rlhf_core.imports import import_named
 from rlhf_core.models.gguf import ensure_gguf, is_gguf
 from rlhf_core.models.sources import problem_of_model
+from rlhf_core.models.targets import linear_layers, matched
 from rlhf_core.paths import problem_of_url, user_path
-from rlhf_core.tasks.builtin import RECIPES, ensure_builtin
+from rlhf_core.tasks.builtin import RECIPES, cached_builtin, ensure_builtin
 from rlhf_core.tasks.folder import TaskFolder
 from rlhf_core.tasks.recipe import Progress
 
@@ -205,11 +206,24 @@ def problems(config: TrialConfig) -> list[str]:
     for key, path in functions.items():
         if path is not None:
             found += _try(lambda path=path, key=key: load_function(path, key))
+    found += _adapter_problems(config)
     for split, file in _prompt_files(config).items():
         key = "data.prompts" if split == "train" else f"data.{split}_prompts"
         if file is not None:
             found += _try(lambda file=file, key=key: read_prompts(Path(file), key))
     return found
+
+
+def _adapter_problems(config: TrialConfig) -> Sequence[str]:
+    """Targets that no layer of the policy has, as far as its files tell."""
+    policy, task = config.model.policy, config.data.task
+    if policy is None and task is not None:
+        name = task.removeprefix(BUILTIN)
+        folder = (cached_builtin(name) if name in RECIPES else None) if name != task else Path(task)
+        if folder is not None and folder.is_dir():
+            policy = str(TaskFolder.load(folder).policy)
+    names = linear_layers(policy) if policy is not None and config.model.lora.rank else []
+    return _try(lambda: matched(names, config.model.lora.targets)) if names else ()
 
 
 def _missing(config: TrialConfig) -> list[str]:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from analysis.export.places import ranks
 from analysis.export.rules import Case, Rule, Table, Told, drop, fixed, gpu_count
 from analysis.export.shared import micro_batch
+from rlhf_core.config.deepspeed import sharding
 
 VERSIONS = ("0.19.8",)
 NOWHERE = "DeepSpeed only trains; this belongs to the program around it"
-ZERO_STAGE = 2
 
 
 def policy_table(version: str) -> Table:
@@ -33,7 +34,7 @@ def _table(role: str) -> Table:
         ),
         _rule(_keys(role, "max_grad_norm"), lambda case: _clip(case, role)),
         _rule(_keys(role, *SCHEDULE), lambda case: _schedule(case, role)),
-        _rule(("model.dtype",), _dtype),
+        _rule(("model.dtype", "optim.engine", "optim.zero_stage", "optim.offload"), _sharding),
         fixed("optim.micro_batch_tokens", None, "passes are counted in responses"),
         _rule(
             _other(other),
@@ -120,9 +121,19 @@ def _schedule(case: Case, role: str) -> Told:
     return told
 
 
-def _dtype(case: Case) -> Told:
+def _sharding(case: Case) -> Told:
     half = case["model.dtype"] == "bfloat16"
     note = "bfloat16 is a section of its own" if half else "bf16 is off"
-    return Told(
-        {"bf16.enabled": half, "zero_optimization.stage": ZERO_STAGE}, {"model.dtype": note}
-    )
+    told = Told(dict(_dotted(sharding(case.config.optim, half=half))), {"model.dtype": note})
+    if case["optim.engine"] == "torch":
+        stage = case["optim.zero_stage"]
+        told.dropped["optim.engine"] = f"DeepSpeed trains; it shards as stage {stage} says"
+    return told
+
+
+def _dotted(sections: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in sections.items():
+        if isinstance(value, Mapping):
+            yield from _dotted(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value

@@ -32,6 +32,8 @@ OWNERS: tuple[tuple[str, Callable[[Any], bool], tuple[str, ...]], ...] = (
     ("reward.normalise", _among("static"), ("reward.mean", "reward.std")),
     ("reward.overlong_buffer", _given, ("reward.overlong_penalty",)),
     ("optim.micro_batch_tokens", _among(None), ("optim.micro_batch_size",)),
+    ("optim.engine", _among("deepspeed"), ("optim.zero_stage", "optim.offload")),
+    ("model.lora.rank", bool, ("model.lora.alpha", "model.lora.dropout", "model.lora.targets")),
     ("sync.mode", _among("async"), ("sync.max_staleness",)),
     ("rollout.partial_tokens", _given, ("rollout.partial_prompts",)),
 )

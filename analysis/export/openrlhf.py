@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from analysis.export.adapters import adapter_rules, recompute_rule, zero_rule
 from analysis.export.openrlhf_dialects import VERSIONS, dialect
 from analysis.export.openrlhf_flat import rename
 from analysis.export.openrlhf_kl import correction_split, correction_typed, kl_rule
@@ -33,6 +34,7 @@ from analysis.export.shared import needs_critic, path, policy, policy_of, refere
 __all__ = ["NOWHERE", "REASONS", "VERSIONS", "table"]
 
 NOWHERE = "OpenRLHF has no such option"
+RECOMPUTE = tuple(f"{role}.gradient_checkpointing_enable" for role in ("actor", "critic"))
 SERVER = "evaluation there needs a reward server or a reward function"
 REASONS = {
     "data.task": "its models and prompts are given in variables; its reward offset is left out",
@@ -74,6 +76,9 @@ def _model_rules() -> list[Rule]:
         fixed("model.device", "auto", "it always runs on GPUs"),
         _prompts(),
         _chat_template(),
+        *adapter_rules(("ds.lora.",), "rank", "alpha", "target_modules", "dropout"),
+        zero_rule("ds.zero_stage", "ds.adam_offload"),
+        recompute_rule(RECOMPUTE, False),
     ]
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from analysis.export.adapters import recompute_rule
 from analysis.export.places import ASKS
 from analysis.export.rules import (
     Case,
@@ -77,6 +78,13 @@ def _model_rules() -> list[Rule]:
             ),
             lambda t: {"model.dtype": "bfloat16" if truth(t["bf16"]) else "float32"},
         ),
+        fixed(
+            "model.lora.rank",
+            0,
+            "all weights are trained",
+            refuse="set it to 0, or use another target",
+        ),
+        recompute_rule(("gradient_checkpointing",), True),
         Rule(
             ("model.device",),
             {"use_cpu": False},

@@ -245,7 +245,6 @@ def _constants() -> Rule:
         "stop_token": "eos",
         # The critic's loss counts in full, as with an optimiser of its own.
         "vf_coef": 1.0,
-        "gradient_checkpointing": False,
         "report_to": "none",
         "logging_steps": 1,
         "num_sample_generations": 0,

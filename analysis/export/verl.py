@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from analysis.export.adapters import adapter_rules, recompute_rule
 from analysis.export.places import ASKS
 from analysis.export.rules import (
     Case,
@@ -37,6 +38,7 @@ from analysis.export.verl_run import run_rules
 
 VERSIONS = ("0.9.1",)
 NOWHERE = "verl has no such option"
+MODELS = ("actor_rollout_ref.model.", "critic.model.")
 REASONS = {
     "data.task": "its models and prompts are given in variables; its reward offset is left out",
     "data.prompts": "verl reads chat messages with a data source from .parquet or .json",
@@ -90,6 +92,8 @@ def _model_rules() -> list[Rule]:
         needs_critic(Rule(("model.critic_init",), starts, _critic_out, _critic_back)),
         _dtype(),
         fixed("model.device", "auto", "it always runs on GPUs"),
+        *adapter_rules(MODELS, "lora_rank", "lora_alpha", "target_modules"),
+        recompute_rule(tuple(f"{model}enable_gradient_checkpointing" for model in MODELS), True),
         fixed("data.chat_template", "auto", "prompts always go through the chat template"),
     ]
 

@@ -26,6 +26,20 @@ class LoraConfig(Group):
     )
 
 
+def joint_methods(config: TrialConfig, role: str) -> frozenset[str]:
+    """Methods of ``role`` in which its ranks meet, though only the first one's answer counts."""
+    optim = config.optim
+    if role not in ("learner", "critic") or optim.engine == "torch" or optim.zero_stage == 0:
+        return frozenset()
+    whole = ("generate", "publish", "export") if optim.zero_stage == 3 else ()
+    return frozenset(("save", *whole))
+
+
+def keeps_models(config: TrialConfig) -> bool:
+    """Whether a trained model can serve another trial; DeepSpeed changes its modules for good."""
+    return config.optim.engine == "torch"
+
+
 def broken_engine_rules(config: TrialConfig) -> list[str]:
     """Rules between the options of engines and adapters that ``config`` breaks, one line each."""
     return [*_broken_lora(config), *_broken_engine(config), *_broken_offload(config)]

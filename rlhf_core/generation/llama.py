@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear, scaled_dot_product_attention, silu
 
-from rlhf_core.models.llama import is_llama
+from rlhf_core.models.llama import of_family
 from rlhf_core.models.lora import ADAPTER, is_adapted
 
 FAMILY = ("LlamaForCausalLM", "Qwen2ForCausalLM")
@@ -67,7 +67,7 @@ class _Layer:
 
 def plain_llama(model: nn.Module) -> bool:
     """Whether ``model`` is a Llama with ordinary or adapted linear layers and full causal attention."""
-    if type(model).__name__ not in FAMILY or not is_llama(model.model):  # type: ignore[arg-type]
+    if type(model).__name__ not in FAMILY or not of_family(model.model):  # type: ignore[arg-type]
         return False
     return all(
         type(getattr(part, name)) is nn.Linear or is_adapted(getattr(part, name))

@@ -21,7 +21,13 @@ PACK_BELOW = 0.85
 
 def is_llama(trunk: nn.Module) -> bool:
     """Whether ``trunk`` (a model without its head) computes what ``hidden_at`` computes."""
-    if type(trunk).__name__ not in FAMILY or getattr(trunk, "own_forward", False):
+    # An engine that shards weights gathers them when the module's own forward is called.
+    return of_family(trunk) and not getattr(trunk, "own_forward", False)
+
+
+def of_family(trunk: nn.Module) -> bool:
+    """Whether ``trunk`` is a Llama with full causal attention and without dropout."""
+    if type(trunk).__name__ not in FAMILY:
         return False
     config: Any = trunk.config
     windowed = "sliding_attention" in (getattr(config, "layer_types", None) or ())

@@ -14,8 +14,8 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from rlhf_core.config.engines import ALL_LINEAR, LoraConfig
-from rlhf_core.errors import ConfigError, nearest
+from rlhf_core.config.engines import LoraConfig
+from rlhf_core.models.targets import matched
 from rlhf_core.seeding import derive
 
 ADAPTER = "default"
@@ -100,29 +100,6 @@ def target_names(model: nn.Module, targets: Iterable[str]) -> list[str]:
         if isinstance(module, nn.Linear | Conv1D) and module is not head
     ]
     return matched(linear, tuple(targets))
-
-
-def matched(linear: Iterable[str], targets: tuple[str, ...]) -> list[str]:
-    """Those of the dotted names ``linear`` that ``targets`` mean: all, or those that end with one of them.
-
-    Raises:
-        ConfigError: One line for each target that matches none.
-    """
-    linear = list(linear)
-    if targets == (ALL_LINEAR,):
-        return linear
-    found = {t: [n for n in linear if n == t or n.endswith(f".{t}")] for t in targets}
-    ends = sorted({name.rpartition(".")[2] for name in linear})
-    lost = [
-        f"model.lora.targets: {target!r} matches no linear layer of the model{nearest(target, ends)}; "
-        f"there are {', '.join(ends)}"
-        for target, names in found.items()
-        if not names
-    ]
-    if lost:
-        raise ConfigError(lost)
-    wanted = {name for names in found.values() for name in names}
-    return [name for name in linear if name in wanted]
 
 
 def is_adapted(module: nn.Module) -> bool:

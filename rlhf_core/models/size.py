@@ -76,9 +76,9 @@ def parameters_of(source: str) -> int | None:
     folder = _folder(source)
     if folder is None:
         return None
-    files = sorted(folder.glob("*.safetensors"))
-    if files:
-        return sum(math.prod(shape) for file in files for shape in _shapes(file))
+    found = [math.prod(shape) for _, shape in _tensors(folder)]
+    if found:
+        return sum(found)
     weights = sorted(folder.glob("pytorch_model*.bin"))
     config = _json(folder / "config.json")
     kind = str(config.get("dtype") or config.get("torch_dtype") or "float32")
@@ -87,9 +87,20 @@ def parameters_of(source: str) -> int | None:
     return sum(file.stat().st_size for file in weights) // _BYTES[kind]
 
 
+def tensors_of(source: str) -> list[tuple[str, list[int]]]:
+    """Names and shapes in the safetensors files of a model folder, or of a hub id in the local cache; else none."""
+    folder = _folder(source)
+    return list(_tensors(folder)) if folder is not None else []
+
+
 def _folder(source: str) -> Path | None:
     folder = Path(source).expanduser()
     return folder if folder.is_dir() else _cached(source)
+
+
+def _tensors(folder: Path) -> Iterator[tuple[str, list[int]]]:
+    for file in sorted(folder.glob("*.safetensors")):
+        yield from _shapes(file)
 
 
 def _cached(source: str) -> Path | None:
@@ -99,14 +110,14 @@ def _cached(source: str) -> Path | None:
     return Path(found).parent if isinstance(found, str) else None
 
 
-def _shapes(file: Path) -> Iterator[list[int]]:
-    """Shapes of a safetensors file: its header is a length of eight bytes and as much JSON."""
+def _shapes(file: Path) -> Iterator[tuple[str, list[int]]]:
+    """Names and shapes of a safetensors file: its header is a length of eight bytes and as much JSON."""
     with file.open("rb") as stream:
         size = int.from_bytes(stream.read(8), "little")
         header = json.loads(stream.read(size))
     for name, entry in header.items():
         if name != "__metadata__":
-            yield entry["shape"]
+            yield name, entry["shape"]
 
 
 def _first(config: Mapping[str, Any], *names: str) -> Any:

@@ -38,7 +38,8 @@ class LearnerRole(Trainer):
 
     def generate(self, context: CallContext, chunk: Chunk) -> Rollout:
         """Responses under the current weights, for evaluation: rollouts may hold older ones."""
-        return self.sampler("learner", chunk, context.version or 0)
+        with self.engine.whole(self.model.parameters()):
+            return self.sampler("learner", chunk, context.version or 0)
 
     def update(
         self, context: CallContext, experience: Experience, settings: UpdateSettings

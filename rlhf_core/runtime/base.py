@@ -85,14 +85,19 @@ class RoleGroup:
     Args:
         role: Name of the role.
         workers: At least one.
+        joint: Methods that need every rank where one is asked; see ``config.engines.joint_methods``.
     """
 
-    def __init__(self, role: str, workers: Sequence[Worker]) -> None:
-        self.role = role
+    def __init__(
+        self, role: str, workers: Sequence[Worker], joint: frozenset[str] = frozenset()
+    ) -> None:
+        self.role, self.joint = role, joint
         self.workers = tuple(workers)
 
     def call(self, method: str, context: CallContext, *args: Any) -> Future[Any]:
-        """One call, on the first worker."""
+        """One call, on the first worker; with the others where it needs them."""
+        if method in self.joint:
+            return self.together(method, context, *args)
         return self.workers[0].call(self.role, method, context, *args)
 
     def call_all(self, method: str, context: CallContext, *args: Any) -> list[Future[Any]]:
@@ -154,6 +159,8 @@ class RoleGroup:
             calls: Context and arguments of each item.
             ahead: Calls a worker has at the same time.
         """
+        if method in self.joint:
+            return [self.together(method, c, *args).result() for c, args in calls]
         results: list[Any] = [None] * len(calls)
         pending: dict[Future[Any], tuple[int, Worker]] = {}
         queue = iter(enumerate(calls))

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
+from rlhf_core.config.engines import joint_methods, keeps_models
 from rlhf_core.config.trial import TrialConfig
 from rlhf_core.models.warm import Shelf
 from rlhf_core.node_files import node_root
@@ -95,13 +96,16 @@ class LocalRuntime:
         """Begins another trial, as ``RayRuntime.reset``."""
         if plan != self.plan or any(worker.host.shelf is None for _, worker in self._workers):
             return False
+        if not (keeps_models(self.config) and keeps_models(config)):
+            return False
         self.config = config
         gather([worker.reset(config, checks) for _, worker in self._workers])
         connect_trial(self, config, plan)
         return True
 
     def group(self, role: str) -> RoleGroup:
-        return RoleGroup(role, [worker for place, worker in self._workers if role in place.roles])
+        workers = [worker for place, worker in self._workers if role in place.roles]
+        return RoleGroup(role, workers, joint_methods(self.config, role))
 
     def publish(self, context: CallContext) -> tuple[Any, int]:
         header, buckets = self.group("learner").call("publish", context).result()

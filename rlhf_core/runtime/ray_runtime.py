@@ -11,6 +11,7 @@ import ray
 from ray.util.placement_group import PlacementGroup, placement_group_table
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from rlhf_core.config.engines import joint_methods, keeps_models
 from rlhf_core.config.trial import TrialConfig
 from rlhf_core.errors import PlacementError
 from rlhf_core.runtime.base import RoleGroup, gather
@@ -108,6 +109,7 @@ class RayRuntime:
             self._run is None
             or plan != self.plan
             or _started_with(config) != _started_with(self.config)
+            or not (keeps_models(self.config) and keeps_models(config))
         ):
             return False
         self.config = config
@@ -117,7 +119,8 @@ class RayRuntime:
         return True
 
     def group(self, role: str) -> RoleGroup:
-        return RoleGroup(role, [worker for place, worker in self._workers if role in place.roles])
+        workers = [worker for place, worker in self._workers if role in place.roles]
+        return RoleGroup(role, workers, joint_methods(self.config, role))
 
     def share(self, value: Any) -> Any:
         return ray.put(value)
@@ -155,7 +158,9 @@ class RayRuntime:
         return done
 
     def publish(self, context: CallContext) -> tuple[Any, int]:
-        parcel = get(self.group("learner").workers[0].actor.publish.remote(context))
+        learner = self.group("learner")
+        ranks = learner.workers if "publish" in learner.joint else learner.workers[:1]
+        parcel = get([worker.actor.publish.remote(context) for worker in ranks])[0]
         return parcel, int(parcel.header.nbytes)
 
     def receive(self, context: CallContext, parcel: Any) -> None:

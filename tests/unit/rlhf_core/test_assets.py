@@ -230,3 +230,16 @@ def test_named_rewards_are_checked_and_resolved(good: TrialConfig, zoo: Zoo) -> 
     assert len(lines) == 2
     assert lines[0].startswith("reward.extra.safe.model")
     assert lines[1].startswith("reward.extra.short.function: module 'core_rewards' has no function")
+
+
+def test_a_target_that_no_layer_has_is_named_with_those_there_are(good: TrialConfig) -> None:
+    adapters = apply(good, {"model.lora.rank": 4})
+    assert problems(adapters) == []
+    assert problems(apply(adapters, {"model.lora.targets": ("q_proj", "mlp.up_proj")})) == []
+    line = _one(adapters, "model.lora.targets", ("q_porj",))
+    assert line.startswith(
+        "model.lora.targets: 'q_porj' matches no linear layer of the model; did you mean 'q_proj'"
+    )
+    assert line.endswith("there are down_proj, gate_proj, k_proj, o_proj, q_proj, up_proj, v_proj")
+    # What is not trained with adapters is not asked about them.
+    assert problems(good) == []

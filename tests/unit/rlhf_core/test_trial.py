@@ -411,7 +411,9 @@ def test_every_family_trains_under_a_reward_model(zoo: Zoo, family: str, reward:
 
 # Options that do not change what a trial learns.
 ELSEWHERE = (
-    "resources.", "checkpoint.", "budget.", "eval.", "data.", "model.", "reward.workers",
+    "resources.", "checkpoint.", "budget.", "eval.", "data.", "reward.workers",
+    "model.policy", "model.reference", "model.critic_init", "model.dtype", "model.device",
+    "optim.engine", "optim.zero_stage", "optim.offload", "optim.gradient_checkpointing",
     "reward.timeout_s", "reward.offset", "reward.heldout", "reward.model", "reward.function",
     "reward.url", "reward.extra.NAME.url",
     "optim.micro_batch_size", "optim.micro_batch_tokens", "rollout.chunk_size",
@@ -492,6 +494,11 @@ KNOBS: dict[str, tuple[Any, dict[str, Any], int]] = {
     "sync.mode": ("async", {}, 2),
     "sync.max_staleness": (2, {"sync__mode": "async"}, 3),
     "seed": (1, {}, 1),
+    "model.lora.rank": (2, {}, 1),
+    "model.lora.alpha": (64.0, {"model__lora__rank": 2}, 1),
+    "model.lora.dropout": (0.5, {"model__lora__rank": 2}, 1),
+    "model.lora.targets": (("q_proj",), {"model__lora__rank": 2}, 1),
+    "optim.autocast": ("bfloat16", {}, 1),
 }
 for _role in ("policy", "critic"):
     KNOBS |= {
@@ -579,6 +586,7 @@ def test_every_knob_moves_something(zoo: Zoo, unmoved: Callable[..., Metrics], k
     [
         ("optim.micro_batch_size", 2),
         ("optim.micro_batch_tokens", 30),
+        ("optim.gradient_checkpointing", True),
         ("resources.roles.fused.cpus", 9.0),
         ("sync.transport", "collective"),
         ("sync.bucket_mb", 1e-4),

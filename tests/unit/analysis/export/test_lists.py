@@ -27,19 +27,20 @@ EVERYWHERE = """
     sync.transport sync.timeout_s
     resources.threads resources.cpus_per_gpu resources.head_cpus resources.affinity resources.labels
     resources.gpu_memory_gb
-    checkpoint.every_minutes checkpoint.metric eval.seed optim.critic_lr_ratio
+    checkpoint.every_minutes checkpoint.metric eval.seed optim.critic_lr_ratio optim.autocast
 """
 OF_ROLES = ("cpus", "memory_gb", "share", "custom", "labels")
 NO_COUNTERPART = {
     "openrlhf": "sync.bucket_mb eval.every_iterations eval.prompts",
-    "verl": "data.prompts reward.mean reward.std reward.overlong_penalty",
+    "verl": "model.lora.dropout optim.engine optim.zero_stage optim.offload data.prompts reward.mean reward.std reward.overlong_penalty",
     "trl": """
         sync.bucket_mb reward.mean reward.std reward.overlong_penalty
         resources.strategy eval.every_iterations eval.prompts
+        model.lora.alpha model.lora.dropout model.lora.targets optim.engine optim.zero_stage optim.offload
     """,
 }
 DEEPSPEED = """
-    model.dtype ppo.minibatches optim.micro_batch_size optim.micro_batch_tokens
+    model.dtype optim.engine optim.zero_stage optim.offload ppo.minibatches optim.micro_batch_size optim.micro_batch_tokens
     optim.policy.lr optim.policy.beta1 optim.policy.beta2 optim.policy.eps optim.policy.weight_decay
     optim.policy.max_grad_norm optim.policy.schedule optim.policy.warmup_iterations
     optim.policy.horizon_iterations optim.policy.min_lr_ratio

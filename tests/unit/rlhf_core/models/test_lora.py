@@ -16,7 +16,8 @@ from rlhf_core.generation import llama as decoding
 from rlhf_core.generation.decoders import ModuleDecoder
 from rlhf_core.models import forward, llama
 from rlhf_core.models.load import load_policy
-from rlhf_core.models.lora import SeededDropout, adapted, matched, plain_weights
+from rlhf_core.models.lora import SeededDropout, adapted, plain_weights, target_names
+from rlhf_core.models.targets import linear_layers, matched
 from rlhf_core.models.weights import buckets_of, header_of
 from rlhf_core.store import LocalStore
 
@@ -202,6 +203,14 @@ def test_an_update_leaves_out_inputs_and_nothing_else_does(zoo: Zoo, name: str) 
     assert float((without - with_some).norm()) > 1e-3
     # Computed again in the backward pass, the same inputs are left out.
     assert torch.equal(with_some, again)
+
+
+@pytest.mark.parametrize("family", ["Llama", "GPT2", "Qwen2"])
+def test_the_files_of_a_model_name_the_layers_that_get_adapters(zoo: Zoo, family: str) -> None:
+    source = zoo.policies[family]
+    loaded = load_policy(source, "float32", CPU)
+    assert sorted(linear_layers(source)) == sorted(target_names(loaded, ("all-linear",)))
+    assert linear_layers("no/such-model") == []
 
 
 LINEAR = ["layers.0.self_attn.q_proj", "layers.0.mlp.up_proj", "layers.1.self_attn.q_proj"]
