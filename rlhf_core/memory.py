@@ -287,8 +287,9 @@ def _length(config: TrialConfig) -> int:
 
 def _chunk(config: TrialConfig) -> int:
     """Rows that are sampled or scored at a time."""
-    asked = max(config.rollout.prompts_per_iteration, config.eval.prompts)
-    return min(config.rollout.chunk_size, asked) * config.rollout.samples_per_prompt
+    rollout = config.rollout
+    trained = min(rollout.chunk_size, rollout.prompts_per_iteration) * rollout.samples_per_prompt
+    return max(trained, min(rollout.chunk_size, config.eval.prompts))
 
 
 def _layer(shape: ModelShape) -> float:

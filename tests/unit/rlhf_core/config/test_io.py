@@ -212,7 +212,10 @@ def test_a_rule_over_a_wrong_option_is_not_guessed() -> None:
         ({"ppo": {"lam": float("nan")}}, "ppo.lam must be"),
         ({"ppo": {"kl": {"coef": float("inf")}}}, "ppo.kl.coef must be"),
         ({"ppo": 3}, "ppo must be"),
-        ({"extends": "tinny"}, "no trial preset 'tinny'; there are tiny; did you mean 'tiny'?"),
+        (
+            {"extends": "tinny"},
+            "no trial preset 'tinny'; there are smollm, tiny; did you mean 'tiny'?",
+        ),
         ({"extends": 3}, "extends is the name of a trial preset"),
     ],
 )
