@@ -191,7 +191,8 @@ def own(tmp_path: Path) -> dict[str, Any]:
 def test_an_objective_that_nobody_measures_is_refused(own: dict[str, Any]) -> None:
     assert refusal({"base": own}) == (
         "sweep: search.objective: 'eval/heldout' is not measured: data.task is null and no held-out reward is "
-        "named; name reward.heldout_model, reward.heldout_function or reward.heldout_url, or use eval/weighted here"
+        "named; name reward.heldout_model, reward.heldout_function or reward.heldout_url, or use eval/weighted "
+        "here"
     )
     load_sweep({"base": own, "search": {"objective": "eval/weighted"}})
     own["reward"]["heldout_function"] = "sweep_helpers:brevity"
