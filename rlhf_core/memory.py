@@ -158,7 +158,8 @@ class Shapes:
         scoring = [_shape(source) for source in (proxy, heldout, *extra) if source is not None]
         first = _shape(policy)
         second = _shape(config.model.reference) if config.model.reference else first
-        if first is None or second is None or None in scoring:
+        unbuilt = config.data.task is not None and task is None
+        if unbuilt or first is None or second is None or None in scoring:
             return None
         known = tuple(shape for shape in scoring if shape is not None)
         return cls(first, second, known[0] if proxy is not None else None, known)
