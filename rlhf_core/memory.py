@@ -249,7 +249,8 @@ def _trained(role: str, config: TrialConfig, shapes: Shapes, engine: Engine) -> 
     if engine.rank:
         moved = adapters // 4
     weights = item * count + adapters
-    gradients = item * moved
+    # The torch engine sums gradients in float32, whatever the weights are.
+    gradients = moved * (item if engine.sharded and not engine.rank else 4)
     optimiser = 8 * moved + (4 * moved if engine.masters else 0)
     weights //= ranks if engine.sharded == 3 else 1
     held = gradients // (ranks if engine.sharded >= 2 else 1)

@@ -76,7 +76,7 @@ def test_what_a_trained_role_keeps(zoo: Zoo) -> None:
     learner = _role("learner", half, Engine.of(half))
     assert (learner.weights, learner.gradients, learner.optimiser) == (
         2 * count,
-        2 * count,
+        4 * count,
         12 * count,
     )
     for role in ("rollout", "reference"):
