@@ -1,4 +1,4 @@
-# make demo | test | test-long | bench | lint | clean. Everything is installed into .venv, once.
+# make demo | test | test-long | test-gpu | bench | lint | clean. Everything is installed into .venv, once.
 
 PYTHON ?= python3
 VENV := .venv
@@ -8,7 +8,7 @@ DEMO := runs/quickstart
 TORCH_ARGS ?=
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: setup demo test test-long bench lint clean
+.PHONY: setup demo test test-long test-gpu bench lint clean
 
 setup: $(VENV)/.installed
 
@@ -38,6 +38,14 @@ test: setup
 test-long: setup
 	$(BIN)/python -m pytest -m long
 
+# Prints tokens a second and memory of a trial of each layout.
+test-gpu: setup
+	@if $(BIN)/python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; then \
+		$(BIN)/python -m pytest -m gpu -s tests/gpu; \
+	else \
+		echo "torch sees no CUDA device here: nothing to test"; \
+	fi
+
 # Each prints one line of JSON; the peers' environment is made at the first call.
 bench: setup
 	for size in small large; do \
@@ -50,6 +58,7 @@ bench: setup
 	$(BIN)/python tests/benchmarks/warm_start.py
 	$(BIN)/python tests/benchmarks/dispatch.py
 	$(BIN)/python tests/benchmarks/load.py
+	$(BIN)/python tests/benchmarks/memory.py
 
 lint: setup
 	$(BIN)/ruff check .

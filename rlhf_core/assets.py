@@ -67,15 +67,25 @@ def task_folder(config: TrialConfig, progress: Progress | None = None) -> TaskFo
 
 
 def make_ready(config: TrialConfig, progress: Progress | None = None) -> None:
-    """Before anything is launched: builds the task and converts GGUF files, once, and knocks at reward servers.
+    """Before anything is launched: makes what is read, and knocks at reward servers.
 
     Raises:
         ConfigError: Something cannot be made, or a server does not answer.
     """
-    resolve(config, progress)
+    make_sources(config, progress)
     unreachable = [p for key, url in reward_urls(config).items() if (p := problem_of_url(url, key))]
     if unreachable:
         raise ConfigError(unreachable)
+
+
+def make_sources(config: TrialConfig, progress: Progress | None = None) -> None:
+    """Builds the task and converts GGUF files where this machine's cache lacks them."""
+    task_folder(config, progress)
+    for key, source in (
+        ("model.policy", config.model.policy),
+        ("model.reference", config.model.reference),
+    ):
+        _policy(source, key, progress)
 
 
 def reward_urls(config: TrialConfig) -> dict[str, str]:

@@ -158,7 +158,8 @@ class Shapes:
         scoring = [_shape(source) for source in (proxy, heldout, *extra) if source is not None]
         first = _shape(policy)
         second = _shape(config.model.reference) if config.model.reference else first
-        if first is None or second is None or None in scoring:
+        unbuilt = config.data.task is not None and task is None
+        if unbuilt or first is None or second is None or None in scoring:
             return None
         known = tuple(shape for shape in scoring if shape is not None)
         return cls(first, second, known[0] if proxy is not None else None, known)
@@ -248,7 +249,8 @@ def _trained(role: str, config: TrialConfig, shapes: Shapes, engine: Engine) -> 
     if engine.rank:
         moved = adapters // 4
     weights = item * count + adapters
-    gradients = item * moved
+    # The torch engine sums gradients in float32, whatever the weights are.
+    gradients = moved * (item if engine.sharded and not engine.rank else 4)
     optimiser = 8 * moved + (4 * moved if engine.masters else 0)
     weights //= ranks if engine.sharded == 3 else 1
     held = gradients // (ranks if engine.sharded >= 2 else 1)
@@ -287,8 +289,9 @@ def _length(config: TrialConfig) -> int:
 
 def _chunk(config: TrialConfig) -> int:
     """Rows that are sampled or scored at a time."""
-    asked = max(config.rollout.prompts_per_iteration, config.eval.prompts)
-    return min(config.rollout.chunk_size, asked) * config.rollout.samples_per_prompt
+    rollout = config.rollout
+    trained = min(rollout.chunk_size, rollout.prompts_per_iteration) * rollout.samples_per_prompt
+    return max(trained, min(rollout.chunk_size, config.eval.prompts))
 
 
 def _layer(shape: ModelShape) -> float:

@@ -56,7 +56,7 @@ def _model() -> Rule:
 
     def back(theirs: Values) -> dict[str, Any]:
         url = theirs["reward.remote_url"]
-        if isinstance(url, str) and url.startswith(("http://", "https://")):
+        if isinstance(url, str) and url.startswith(("http://", "https://")) and "," not in url:
             return {"reward.model": None, "reward.function": None, "reward.url": url}
         if url is not None:
             raise Unreadable("a reward function, or several servers; name one in reward.function")

@@ -28,6 +28,22 @@ def pick_device(name: str, gpus: float) -> torch.device:
     return torch.device("cuda")
 
 
+def check_dtype(dtype: str, device: torch.device) -> None:
+    """Refuses a type that the device does not compute in.
+
+    Raises:
+        ConfigError: It does not.
+    """
+    if device.type != "cuda" or dtype != "bfloat16":
+        return
+    if not torch.cuda.is_bf16_supported(including_emulation=False):
+        name = torch.cuda.get_device_name(device)
+        raise ConfigError(
+            f"model.dtype 'bfloat16' needs a GPU of compute capability 8.0 or more, but {name} has "
+            f"{'.'.join(map(str, torch.cuda.get_device_capability(device)))}; use 'float32'"
+        )
+
+
 def _quiet() -> None:
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     from transformers.utils import logging

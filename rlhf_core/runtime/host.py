@@ -14,7 +14,7 @@ import torch
 from rlhf_core.assets import Assets
 from rlhf_core.config.trial import TrialConfig
 from rlhf_core.errors import RlhfError
-from rlhf_core.models.load import pick_device
+from rlhf_core.models.load import check_dtype, pick_device
 from rlhf_core.models.warm import Shelf
 from rlhf_core.roles.build import build_role
 from rlhf_core.types import CallContext
@@ -50,6 +50,7 @@ class RoleHost:
     def _begin(self, config: TrialConfig) -> None:
         self.config = config
         self.device = pick_device(config.model.device, self.gpus)
+        check_dtype(config.model.dtype, self.device)
         torch.set_num_threads(config.resources.threads)
         if self.device.type == "cuda" and 0 < self.gpus < 1:
             # Ray counts shares of a GPU, but lets each process take all of its memory.

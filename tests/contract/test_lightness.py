@@ -17,6 +17,7 @@ LIGHT = (
     "rlhf_core.seeding",
     "rlhf_core.store",
     "rlhf_core.assets",
+    "rlhf_core.memory",
     "rlhf_core.runtime.placement",
     "rlhf_core.roles.functions",
 )

@@ -7,9 +7,11 @@ import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tiny_models import Zoo
+from tiny_rollouts import trial_config
 
 from rlhf_core.assets import RewardSource, load_function, problems, resolve
 from rlhf_core.config import TrialConfig, apply
@@ -243,3 +245,38 @@ def test_a_target_that_no_layer_has_is_named_with_those_there_are(good: TrialCon
     assert line.endswith("there are down_proj, gate_proj, k_proj, o_proj, q_proj, up_proj, v_proj")
     # What is not trained with adapters is not asked about them.
     assert problems(good) == []
+
+
+@pytest.mark.parametrize(
+    ("key", "config", "tail"),
+    [
+        (
+            "model.policy",
+            {"architectures": ["LlamaForSequenceClassification"]},
+            "is a LlamaForSequenceClassification, which continues no text; name a causal language model",
+        ),
+        (
+            "model.reference",
+            {"architectures": ["BertForMaskedLM"]},
+            "is a BertForMaskedLM, which continues no text; name a causal language model",
+        ),
+        (
+            "model.policy",
+            {"architectures": ["T5ForConditionalGeneration"], "is_encoder_decoder": True},
+            "is an encoder and a decoder, but a policy continues its prompt; name a causal model",
+        ),
+        (
+            "reward.model",
+            {"architectures": ["LlamaForCausalLM"]},
+            "is a LlamaForCausalLM, which gives no scores; name a sequence classifier",
+        ),
+    ],
+)
+def test_a_model_of_another_kind_is_refused_before_it_is_loaded(
+    zoo: Zoo, tmp_path: Path, key: str, config: dict[str, Any], tail: str
+) -> None:
+    shutil.copytree(zoo.policies["Llama"], tmp_path / "copy")
+    file = tmp_path / "copy" / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **config}))
+    (line,) = problems(trial_config(zoo, **{key: str(tmp_path / "copy")}))
+    assert line == f"{key}: {str(tmp_path / 'copy')!r} {tail}"

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -73,7 +76,7 @@ def test_what_a_trained_role_keeps(zoo: Zoo) -> None:
     learner = _role("learner", half, Engine.of(half))
     assert (learner.weights, learner.gradients, learner.optimiser) == (
         2 * count,
-        2 * count,
+        4 * count,
         12 * count,
     )
     for role in ("rollout", "reference"):
@@ -175,3 +178,14 @@ def test_what_is_not_on_this_machine_yet_is_not_judged(zoo: Zoo) -> None:
     config = trial_config(zoo, **small)
     assert Shapes.of(config) is None
     assert memory_problems(config) == []
+
+
+@pytest.mark.long
+def test_a_real_process_needs_what_is_estimated() -> None:
+    script = Path(__file__).resolve().parents[2] / "benchmarks" / "memory.py"
+    done = subprocess.run(
+        [sys.executable, script, "--quick"], capture_output=True, text=True, check=True
+    )
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found["ok"], found
+    assert found["model"] == "tiny"

@@ -105,6 +105,24 @@ def test_plan_draws_where_the_roles_go_and_sizes_the_object_store(
     assert "each 2 weight versions of 1." in out
 
 
+def test_plan_says_what_each_worker_needs_of_its_memory(
+    builtin_task: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["plan", "quickstart", "--set", "search.max_concurrent=1"]) == 0
+    lines = [line for line in capsys.readouterr().out.splitlines() if "GPU memory: " in line]
+    assert lines[0].startswith("  GPU memory: the process needs 0.")
+    assert " GB: weights 0.0" in lines[0]
+    cpu = ["--set", "base.resources.roles.learner.gpus=0"]
+    assert main(["plan", "rehearsal", *cpu, "--set", "space={}", "--set", "search.points=[]"]) == 0
+    out = capsys.readouterr().out
+    assert "\n  memory: a worker of learner needs 0." in out
+    assert " of 32.00 GB: weights 0.0" in out
+    little = ["--set", "base.resources.roles.learner.memory_gb=0.3"]
+    assert main(["plan", "rehearsal", *cpu, *little]) == 2
+    line = capsys.readouterr().err.splitlines()[0]
+    assert "resources.roles.learner.memory_gb: a worker of learner needs about 0.5 GB" in line
+
+
 def test_plan_names_the_bundles_of_a_trial_that_fits_nowhere(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

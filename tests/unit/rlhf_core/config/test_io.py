@@ -161,8 +161,8 @@ def test_everything_wrong_with_named_rewards_is_reported_together() -> None:
         "reward.extra: a name is lower-case letters, digits and underscores, a letter first, but is 'Safety'",
         "but is 'a.b'",
         "reward.extra.n must be",
-        "reward.extra.brevty must name a model or a function, but names neither; did you mean 'brevity'?",
-        "reward.extra.alone must name a model or a function, but names neither; name one, or remove it",
+        "reward.extra.brevty must name a model, a function or a url, but names none; did you mean 'brevity'?",
+        "reward.extra.alone must name a model, a function or a url, but names none; name one, or remove it",
         "reward.extra.both.model and reward.extra.both.function exclude each other",
         "reward.extra.moved.offset belongs to a reward.extra.moved.model",
         "unknown key 'reward.extra.slip.wieght'; did you mean 'reward.extra.slip.weight'",
@@ -212,7 +212,10 @@ def test_a_rule_over_a_wrong_option_is_not_guessed() -> None:
         ({"ppo": {"lam": float("nan")}}, "ppo.lam must be"),
         ({"ppo": {"kl": {"coef": float("inf")}}}, "ppo.kl.coef must be"),
         ({"ppo": 3}, "ppo must be"),
-        ({"extends": "tinny"}, "no trial preset 'tinny'; there are tiny; did you mean 'tiny'?"),
+        (
+            {"extends": "tinny"},
+            "no trial preset 'tinny'; there are smollm, tiny; did you mean 'tiny'?",
+        ),
         ({"extends": 3}, "extends is the name of a trial preset"),
     ],
 )

@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 
 from rlhf_core.errors import ConfigError
 from rlhf_core.models.load import (
+    check_dtype,
     load_classifier,
     load_critic,
     load_policy,
@@ -163,3 +164,17 @@ def test_the_critic_takes_the_reward_model_only_with_its_tokens(
     if from_reward:
         score = AutoModelForSequenceClassification.from_pretrained(zoo.rewards["same"]).score
         assert torch.equal(critic.head.weight, score.weight)
+
+
+def test_a_type_that_the_device_lacks_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What torch says of an old card stands in for it; there is none here."""
+    cuda = torch.device("cuda")
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: False)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Tesla V100")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 0))
+    with pytest.raises(
+        ConfigError, match=r"model\.dtype 'bfloat16' .* but Tesla V100 has 7\.0; use"
+    ):
+        check_dtype("bfloat16", cuda)
+    check_dtype("float32", cuda)
+    check_dtype("bfloat16", CPU)

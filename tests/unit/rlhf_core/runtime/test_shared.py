@@ -123,6 +123,16 @@ def test_a_service_reads_nothing_that_its_fingerprint_leaves_out(zoo: Zoo) -> No
         assert kept["optim"]["policy"] == default["optim"]["policy"]
 
 
+def test_another_server_is_another_service(zoo: Zoo) -> None:
+    named = {"reward.extra.style.url": "http://scores:1/x"}
+    before, after = (
+        _prints(_config(zoo, **v)) for v in (named, {"reward.extra.style.url": "http://scores:2/x"})
+    )
+    assert {role for role in before if before[role] != after[role]} == {"reward"}
+    again = _prints(_config(zoo, **named, reward__url_batch_size=9))
+    assert {role for role in before if before[role] != again[role]} == {"reward"}
+
+
 def test_content_counts_and_not_the_place(zoo: Zoo, tmp_path: Path) -> None:
     copy = tmp_path / "copy"
     shutil.copytree(zoo.rewards["same"], copy)
