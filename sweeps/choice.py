@@ -7,7 +7,7 @@ from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 from sweeps.config import Constraint
-from sweeps.decide.selection import Candidate, Rule, finalists, fresh_seeds, test_runs
+from sweeps.decide.selection import Candidate, Rule, finalists, fresh_seeds, planned_runs
 from sweeps.load import SEED, Loaded
 from sweeps.outcomes import Outcome
 
@@ -93,7 +93,7 @@ class Choice:
         asked = self._loaded.config.selection.test_seeds
         wanted = count if isinstance(asked, int) else asked[:count]
         seeds = fresh_seeds(wanted, self._tuning_seeds(searched))
-        return test_runs(finalists(map(self.candidate, searched), top), seeds)
+        return planned_runs(finalists(map(self.candidate, searched), top), seeds)
 
     def _tuning_seeds(self, searched: Collection[TrialRecord]) -> set[int]:
         base = self._loaded.program.resolve(self._loaded.base, {}).get(SEED)

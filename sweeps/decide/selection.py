@@ -85,7 +85,7 @@ def fresh_seeds(asked: int | Sequence[int], tuning: Collection[int]) -> tuple[in
     return tuple([seed for seed in reach if seed not in tuning][:asked])
 
 
-def test_runs(chosen: Sequence[str], seeds: Sequence[int]) -> list[tuple[str, int]]:
+def planned_runs(chosen: Sequence[str], seeds: Sequence[int]) -> list[tuple[str, int]]:
     """``(finalist, seed)`` in the order of their start: every finalist on the first seed, then on the next.
 
     So an interruption leaves all of them with nearly as many runs.
