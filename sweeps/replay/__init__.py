@@ -1,1 +1,1 @@
-"""Sweeps played against recorded learning curves, in virtual time (docs/replay.md)."""
+"""Sweeps played against recorded learning curves, and the recorder of those curves."""
