@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -11,8 +11,9 @@ from rlhf_core.config.fields import BrokenRulesError, Group, group, option
 from rlhf_core.config.resources import Amount
 from rlhf_core.config.trial import TrialConfig
 
-Seed = Annotated[int, Field(ge=0, lt=2**63)]
 _CONSTRAINT = re.compile(r"^\s*([\w/.]+)\s*(<=|>=|<|>)\s*([-+]?[\d.]+(?:[eE][-+]?\d+)?)\s*$")
+
+MOST_SEEDS = 1000
 
 
 class SearchConfig(Group):
@@ -63,7 +64,7 @@ class SelectionConfig(Group):
     top: int = option(
         4, "The best trials that run again on test seeds, at most; 0: none.", unit="trials", ge=0, le=1000
     )  # fmt: skip
-    test_seeds: Annotated[int, Field(ge=0, le=1000)] | tuple[Seed, ...] = option(
+    test_seeds: int | tuple[int, ...] = option(
         3,
         "Seeds on which each of them runs again, at most: how many, or which, none of them a tuning seed. "
         "They rank by these runs alone. 0: none.",
@@ -87,8 +88,13 @@ class SelectionConfig(Group):
                 "selection.top: 1 has nothing to be compared with; name 2 or more, or 0"
             )
         seeds = self.test_seeds
-        if isinstance(seeds, tuple) and len(set(seeds)) < len(seeds):
+        if isinstance(seeds, int):
+            if not 0 <= seeds <= MOST_SEEDS:
+                raise ValueError(f"selection.test_seeds: {seeds} is no count from 0 to {MOST_SEEDS}")
+        elif len(set(seeds)) < len(seeds):
             raise ValueError(f"selection.test_seeds: {list(seeds)} holds a seed twice; remove one")
+        elif not all(0 <= seed < 2**63 for seed in seeds):
+            raise ValueError(f"selection.test_seeds: {list(seeds)} holds a seed that is not from 0 to 2^63 - 1")
         return self
 
 
