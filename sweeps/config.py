@@ -71,7 +71,7 @@ class SelectionConfig(Group):
     )
     share: float = option(
         0.35,
-        "Test runs cost at most this share of what the search cost; where that does not pay for two trials on "
+        "Test runs cost at most this share of what the search cost; where that does not pay for three trials on "
         "two seeds, none is run.",
         gt=0,
         le=100,
@@ -90,11 +90,15 @@ class SelectionConfig(Group):
         seeds = self.test_seeds
         if isinstance(seeds, int):
             if not 0 <= seeds <= MOST_SEEDS:
-                raise ValueError(f"selection.test_seeds: {seeds} is no count from 0 to {MOST_SEEDS}")
+                raise ValueError(
+                    f"selection.test_seeds: {seeds} is no count from 0 to {MOST_SEEDS}"
+                )
         elif len(set(seeds)) < len(seeds):
             raise ValueError(f"selection.test_seeds: {list(seeds)} holds a seed twice; remove one")
         elif not all(0 <= seed < 2**63 for seed in seeds):
-            raise ValueError(f"selection.test_seeds: {list(seeds)} holds a seed that is not from 0 to 2^63 - 1")
+            raise ValueError(
+                f"selection.test_seeds: {list(seeds)} holds a seed that is not from 0 to 2^63 - 1"
+            )
         return self
 
 

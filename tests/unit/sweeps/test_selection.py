@@ -31,7 +31,7 @@ RULE = Rule(top=4, seeds=3, share=0.35)
     [
         (8, (0, 0)),
         (11, (0, 0)),
-        (12, (2, 2)),
+        (17, (0, 0)),
         (18, (3, 2)),
         (26, (3, 3)),
         (36, (4, 3)),
@@ -45,6 +45,7 @@ def test_test_runs_cost_a_share_of_the_search(spent: float, runs: tuple[int, int
 def test_one_seed_is_taken_only_where_no_more_are_asked_for() -> None:
     assert Rule(3, 1, 0.35).runs(9) == (3, 1)
     assert Rule(3, 2, 0.35).runs(9) == (0, 0)
+    assert Rule(2, 2, 0.35).runs(12) == (2, 2)
     assert Rule(3, 0, 0.35).runs(99) == Rule(0, 3, 0.35).runs(99) == (0, 0)
 
 
