@@ -63,6 +63,15 @@ class Choice:
         timed = self._loaded.config.budget.full_trials is None
         return not self.may_search(records, elapsed) and (timed or not waits)
 
+    def done(self, records: Collection[TrialRecord], elapsed: float) -> bool:
+        """Whether no trial at all will start any more."""
+        if not self.over(records, elapsed):
+            return False
+        # While the search still runs it is not known who will be a finalist.
+        searching = any(not record.ended for record in _searched(records))
+        waits = searching and self.most_runs > 0
+        return not waits and self.next_run(records, elapsed) is None
+
     def spent(self, records: Collection[TrialRecord]) -> float:
         """What trials cost, in full trials; one that runs counts as a whole one."""
         longest = self._horizon or max((r.iteration for r in records), default=0) or 1
@@ -82,6 +91,12 @@ class Choice:
         by_id = {record.trial: record for record in records}
         left = [run for run in self.planned(records) if run not in begun]
         return (by_id[left[0][0]], left[0][1]) if left else None
+
+    def left(self, records: Collection[TrialRecord]) -> int:
+        """Test runs that have not begun, once the search has ended."""
+        if not self.most_runs or any(not record.ended for record in _searched(records)):
+            return 0
+        return len(self.planned(records)) - sum(record.of is not None for record in records)
 
     def planned(self, records: Collection[TrialRecord]) -> list[tuple[str, int]]:
         """``(finalist, seed)`` of all test runs of a search that has ended."""

@@ -148,13 +148,7 @@ class SweepDriver:
         """Whether no further trial is to start."""
         if self.interrupted or self.given_up is not None:
             return True
-        records, elapsed = self.records.values(), self.clock() - self.started
-        if not self.choice.over(records, elapsed):
-            return False
-        # While the search still runs it is not known who will be a finalist.
-        searching = any(not record.ended and record.of is None for record in records)
-        waits = searching and self.choice.most_runs > 0
-        return not waits and self.choice.next_run(records, elapsed) is None
+        return self.choice.done(self.records.values(), self.clock() - self.started)
 
     def next_trial(self) -> TrialRecord | None:
         """A trial to run now, or None: wait for a running one. Infeasible ones are recorded and passed over."""
@@ -175,13 +169,11 @@ class SweepDriver:
         """A trial of the search, after its end a finalist on a fresh seed; None: nothing may start yet."""
         trial = f"t{len(self.records):04d}"
         records, elapsed = self.records.values(), self.clock() - self.started
-        if self.choice.over(records, elapsed):
-            tested = self.choice.next_run(records, elapsed)
-            if tested is None:
-                return None
+        tested = self.choice.next_run(records, elapsed)
+        if tested is not None:
             finalist, seed = tested
             return TrialRecord(trial, None, {**finalist.params, SEED: seed}, of=finalist.trial)
-        if not self.choice.may_search(records, elapsed):
+        if self.choice.over(records, elapsed) or not self.choice.may_search(records, elapsed):
             return None
         number, params = self.study.ask()
         return TrialRecord(trial, number, self.loaded.program.absolute(params))
