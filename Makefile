@@ -59,6 +59,7 @@ bench: setup
 	$(BIN)/python tests/benchmarks/dispatch.py
 	$(BIN)/python tests/benchmarks/load.py
 	$(BIN)/python tests/benchmarks/memory.py
+	$(BIN)/python tests/benchmarks/search_quality.py
 
 lint: setup
 	$(BIN)/ruff check .

@@ -79,4 +79,6 @@ def tested_as(sweep: Sweep, trial: str) -> dict[str, Any] | None:
     """A row of ``finalists`` as plain data, with the verdict; None of a trial that is no finalist."""
     table = finalists(sweep)
     rows = table[table["trial"] == trial].to_dict("records")
-    return {**rows[0], "verdict": verdict(sweep)} if rows else None
+    if not rows:
+        return None
+    return {str(key): value for key, value in rows[0].items()} | {"verdict": verdict(sweep)}

@@ -7,7 +7,7 @@ from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 from sweeps.config import Constraint
-from sweeps.decide.selection import Candidate, Rule, finalists, fresh_seeds, test_runs
+from sweeps.decide.selection import Candidate, Rule, finalists, fresh_seeds, planned_runs
 from sweeps.load import SEED, Loaded
 from sweeps.outcomes import Outcome
 
@@ -67,6 +67,15 @@ class Choice:
         timed = self._loaded.config.budget.full_trials is None
         return not self.may_search(records, elapsed) and (timed or not waits)
 
+    def done(self, records: Collection[TrialRecord], elapsed: float, waiting: bool = False) -> bool:
+        """Whether no trial at all will start any more; ``waiting``: the scheduler lets trials of the search wait."""
+        if not self.over(records, elapsed):
+            return False
+        # While the search still runs it is not known who will be a finalist.
+        searching = waiting or any(not record.ended for record in _searched(records))
+        waits = searching and self.most_runs > 0
+        return not waits and self.next_run(records, elapsed) is None
+
     def bill(self, records: Collection[TrialRecord]) -> float:
         """What trials cost, in full trials; one that runs counts as a whole one."""
         longest = self._horizon or max((r.iteration for r in records), default=0) or 1
@@ -87,6 +96,12 @@ class Choice:
         left = [run for run in self.planned(records) if run not in begun]
         return (by_id[left[0][0]], left[0][1]) if left else None
 
+    def left(self, records: Collection[TrialRecord]) -> int:
+        """Test runs that have not begun, once the search has ended."""
+        if not self.most_runs or any(not record.ended for record in _searched(records)):
+            return 0
+        return len(self.planned(records)) - sum(record.of is not None for record in records)
+
     def planned(self, records: Collection[TrialRecord]) -> list[tuple[str, int]]:
         """``(finalist, seed)`` of all test runs of a search that has ended."""
         searched, total = _searched(records), self._loaded.config.budget.full_trials
@@ -97,7 +112,7 @@ class Choice:
         asked = self._loaded.config.selection.test_seeds
         wanted = count if isinstance(asked, int) else asked[:count]
         seeds = fresh_seeds(wanted, self._tuning_seeds(searched))
-        return test_runs(finalists(map(self.candidate, searched), top), seeds)
+        return planned_runs(finalists(map(self.candidate, searched), top), seeds)
 
     def _tuning_seeds(self, searched: Collection[TrialRecord]) -> set[int]:
         base = self._loaded.program.resolve(self._loaded.base, {}).get(SEED)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, Literal, get_args
+from typing import Any, Literal, get_args
 
 from pydantic import Field, model_validator
 
@@ -12,8 +12,9 @@ from rlhf_core.config.resources import Amount
 from rlhf_core.config.trial import TrialConfig
 from rlhf_core.errors import nearest
 
-Seed = Annotated[int, Field(ge=0, lt=2**63)]
 _CONSTRAINT = re.compile(r"^\s*([\w/.]+)\s*(<=|>=|<|>)\s*([-+]?[\d.]+(?:[eE][-+]?\d+)?)\s*$")
+
+MOST_SEEDS = 1000
 
 
 Direction = Literal["maximize", "minimize"]
@@ -227,14 +228,14 @@ class SelectionConfig(Group):
     top: int = option(
         4, "The best trials that run again on test seeds, at most; 0: none.", unit="trials", ge=0, le=1000
     )  # fmt: skip
-    test_seeds: Annotated[int, Field(ge=0, le=1000)] | tuple[Seed, ...] = option(
+    test_seeds: int | tuple[int, ...] = option(
         3,
         "Seeds on which each of them runs again, at most: how many, or which, none of them a tuning seed. "
         "They rank by these runs alone. 0: none.",
     )
     share: float = option(
         0.35,
-        "Test runs cost at most this share of what the search cost; where that does not pay for two trials on "
+        "Test runs cost at most this share of what the search cost; where that does not pay for three trials on "
         "two seeds, none is run.",
         gt=0,
         le=100,
@@ -251,8 +252,17 @@ class SelectionConfig(Group):
                 "selection.top: 1 has nothing to be compared with; name 2 or more, or 0"
             )
         seeds = self.test_seeds
-        if isinstance(seeds, tuple) and len(set(seeds)) < len(seeds):
+        if isinstance(seeds, int):
+            if not 0 <= seeds <= MOST_SEEDS:
+                raise ValueError(
+                    f"selection.test_seeds: {seeds} is no count from 0 to {MOST_SEEDS}"
+                )
+        elif len(set(seeds)) < len(seeds):
             raise ValueError(f"selection.test_seeds: {list(seeds)} holds a seed twice; remove one")
+        elif not all(0 <= seed < 2**63 for seed in seeds):
+            raise ValueError(
+                f"selection.test_seeds: {list(seeds)} holds a seed that is not from 0 to 2^63 - 1"
+            )
         return self
 
 

@@ -208,14 +208,9 @@ class SweepDriver:
         """Whether no further trial is to start."""
         if self.interrupted or self.given_up is not None:
             return True
-        records, elapsed = self.records.values(), self.clock() - self.started
         self.choice.spent = self.study.spent
-        if not self.choice.over(records, elapsed):
-            return False
-        # While the search still runs it is not known who will be a finalist.
-        searching = any(not record.ended and record.of is None for record in records)
-        waits = (searching or bool(self.paused)) and self.choice.most_runs > 0
-        return not waits and self.choice.next_run(records, elapsed) is None
+        elapsed = self.clock() - self.started
+        return self.choice.done(self.records.values(), elapsed, bool(self.paused))
 
     @property
     def may_go_on(self) -> bool:
@@ -266,13 +261,13 @@ class SweepDriver:
         trial = f"t{len(self.records):04d}"
         records, elapsed = self.records.values(), self.clock() - self.started
         self.choice.spent = self.study.spent
-        if self.choice.over(records, elapsed):
-            tested = self.choice.next_run(records, elapsed)
-            if tested is None:
-                return None
+        tested = self.choice.next_run(records, elapsed)
+        if tested is not None:
             finalist, seed = tested
             return TrialRecord(trial, None, {**finalist.params, SEED: seed}, of=finalist.trial)
-        asked = self.study.ask() if self.choice.may_search(records, elapsed) else None
+        if self.choice.over(records, elapsed) or not self.choice.may_search(records, elapsed):
+            return None
+        asked = self.study.ask()
         if asked is None:
             return None
         number, params = asked

@@ -102,17 +102,22 @@ def best_record(driver: SweepDriver) -> TrialRecord | None:
     candidates = [
         r
         for r in driver.records.values()
-        if r.value is not None and r.outcome in (None, Outcome.COMPLETED, Outcome.STOPPED)
+        if r.value is not None
+        and r.of is None
+        and r.outcome in (None, Outcome.COMPLETED, Outcome.STOPPED)
     ]
     return max(candidates, key=lambda r: sign * (r.value or 0.0), default=None)
 
 
 def _counts(driver: SweepDriver) -> str:
-    records = list(driver.records.values())
+    every = list(driver.records.values())
+    records, tests = ([r for r in every if (r.of is not None) is test] for test in (False, True))
     done = sum(record.state is State.ENDED for record in records)
     cut = sum(record.state is State.INTERRUPTED for record in records)
     text = f"{done}/{driver.loaded.config.search.trials} trials done"
     text += f", {cut} interrupted" if cut else ""
+    if tests:
+        text += f", {sum(r.state is State.ENDED for r in tests)}/{len(tests)} test runs"
     waiting = len(driver.waiting.shown)
     running = len(driver.live) - waiting
     text += f", {running} running" if driver.live or not cut else ""
@@ -130,7 +135,10 @@ def time_left(driver: SweepDriver, iterations: int | None, now: float) -> float 
     live = driver.live
     rest = [max(0.0, typical - (now - (r.began or now))) for r in live]
     total = driver.loaded.config.search.trials
-    waiting = 0 if driver.exhausted else total - len(driver.records)
+    searched = sum(record.of is None for record in driver.records.values())
+    waiting = (
+        0 if driver.exhausted else total - searched + driver.choice.left(driver.records.values())
+    )
     width = max(1, min(driver.max_concurrent, len(live) + waiting))
     return max([(sum(rest) + waiting * typical) / width, *rest])
 

@@ -17,6 +17,7 @@ from rlhf_core.errors import ConfigError, RlhfError
 from rlhf_core.store import LocalStore, open_store
 from sweeps.driver import SweepDriver
 from sweeps.load import Loaded
+from sweeps.outcomes import State
 from sweeps.record import storage_root, strict_json
 
 
@@ -64,10 +65,11 @@ def write_results(loaded: Loaded, directory: Path, console: Console) -> Results:
 def chosen(driver: SweepDriver) -> str | None:
     """The trial that is chosen, by what the driver knows: as ``analysis.best`` chooses from the run directory."""
     records = driver.records.values()
-    candidates = {r.trial: driver.choice.candidate(r) for r in records if r.ended}
+    over = [record for record in records if record.state is State.ENDED]
+    candidates = {record.trial: driver.choice.candidate(record) for record in over}
     tested: dict[str, list[Any]] = {}
-    for record in records:
-        if record.of is not None and record.trial in candidates:
+    for record in over:
+        if record.of is not None:
             tested.setdefault(record.of, []).append(candidates[record.trial])
     runs = {
         trial: Tested([c.value for c in own if c.eligible], sum(not c.eligible for c in own))
@@ -76,9 +78,9 @@ def chosen(driver: SweepDriver) -> str | None:
     # Candidates are signed so that larger is better.
     if ranked := rank(runs, ascending=False):
         return ranked[0]
-    untested = [r for r in records if r.of is None and r.trial not in runs and r.ended]
-    eligible = [candidates[r.trial] for r in untested if candidates[r.trial].eligible]
-    best = max(eligible, key=lambda c: c.value, default=None)
+    untested = [candidates[r.trial] for r in over if r.of is None and r.trial not in runs]
+    eligible = [candidate for candidate in untested if candidate.eligible]
+    best = max(eligible, key=lambda candidate: candidate.value, default=None)
     return None if best is None else best.trial
 
 

@@ -179,7 +179,7 @@ def checklist(sweep: Sweep) -> Table:
     search, selection = config.get("search") or {}, config.get("selection") or {}
     best = best_or_none(sweep)
     judged = judgement(sweep, best) if best else None
-    seeds = sweep.trials.get("params.seed")
+    seeds = sweep.searched.trials.get("params.seed")
     tuning = f"{seeds.nunique()} seeds" if seeds is not None else "one for all trials (option seed)"
     command = sweep.info.get("command")
     idle = timeline_data(sweep).idle
@@ -188,11 +188,12 @@ def checklist(sweep: Sweep) -> Table:
         ["search space", f"{len(sweep.axes)} parameters, table above and space.json"],
         ["seed of the sampler", str(search.get("seed", DASH))],
         ["tuning seeds", tuning],
-        ["test seed", str(selection.get("seed", DASH))],
+        ["test seeds", _test_seeds(sweep)],
+        ["seed of the last judgement", str(selection.get("seed", DASH))],
         ["test prompts", str((judged or {}).get("prompts", "not judged"))],
         [
             "trials",
-            f"{sweep.asked} asked for, {int((sweep.trials['state'] == 'ended').sum())} ended",
+            f"{sweep.asked} asked for, {int((sweep.searched.trials['state'] == 'ended').sum())} ended",
         ],
         ["GPU time idle", DASH if idle != idle else f"{idle:.0%}"],
         [
@@ -205,6 +206,14 @@ def checklist(sweep: Sweep) -> Table:
         ["fingerprint of sweep.json", _fingerprint(sweep.info)],
     ]
     return Table(["item", "value"], [False, False], rows)
+
+
+def _test_seeds(sweep: Sweep) -> str:
+    runs = sweep.trials[sweep.trials["purpose"] == "test"]
+    if runs.empty:
+        return "none: the choice rests on the tuning seeds"
+    count, finalists = runs["params.seed"].nunique(), runs["of"].nunique()
+    return f"{count} seeds for {finalists} finalists"
 
 
 def _best_file(sweep: Sweep, best: str | None) -> str:

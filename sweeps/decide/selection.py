@@ -6,8 +6,8 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-# A comparison needs two finalists, and a mean of fewer seeds is as noisy as the trial that made it a finalist.
-FEWEST_FINALISTS, FEWEST_SEEDS = 2, 2
+# Fewer gain less than the trials of the search that they cost; a comparison needs at least two.
+FEWEST_FINALISTS, FEWEST_SEEDS, PAIR = 3, 2, 2
 # Test seeds that are not named are drawn from here on: far from those that people type.
 FIRST_TEST_SEED = 1_000_000
 
@@ -29,16 +29,17 @@ class Rule:
     def runs(self, spent: float) -> tuple[int, int]:
         """Finalists and seeds for each that a search which cost ``spent`` full trials pays for.
 
-        As many runs as there are, of equally many the ones with more finalists; (0, 0) where not even two
-        finalists on two seeds (on one, where one is all that is asked for) are paid for.
+        As many runs as there are, of equally many the ones with more finalists; (0, 0) where not even three
+        finalists on two seeds (or what is asked for, where that is less) are paid for.
         """
         # A share that pays for exactly so many runs must not miss one by a rounding error.
         paid = self.share * spent + 1e-9
-        fewest = min(FEWEST_SEEDS, self.seeds)
+        finalists = max(PAIR, min(FEWEST_FINALISTS, self.top))
+        seeds = max(1, min(FEWEST_SEEDS, self.seeds))
         found = [
             (m, n)
-            for m in range(FEWEST_FINALISTS, self.top + 1)
-            for n in range(max(1, fewest), self.seeds + 1)
+            for m in range(finalists, self.top + 1)
+            for n in range(seeds, self.seeds + 1)
             if m * n <= paid
         ]
         return max(found, key=lambda pair: (pair[0] * pair[1], pair[0]), default=(0, 0))
@@ -74,7 +75,7 @@ def finalists(candidates: Iterable[Candidate], top: int) -> list[str]:
     for candidate in sorted((c for c in candidates if c.eligible), key=lambda c: -c.value):
         if candidate.params not in [other.params for other in ranked]:
             ranked.append(candidate)
-    return [c.trial for c in ranked[:top]] if len(ranked) >= FEWEST_FINALISTS else []
+    return [c.trial for c in ranked[:top]] if len(ranked) >= PAIR else []
 
 
 def fresh_seeds(asked: int | Sequence[int], tuning: Collection[int]) -> tuple[int, ...]:
@@ -85,7 +86,7 @@ def fresh_seeds(asked: int | Sequence[int], tuning: Collection[int]) -> tuple[in
     return tuple([seed for seed in reach if seed not in tuning][:asked])
 
 
-def test_runs(chosen: Sequence[str], seeds: Sequence[int]) -> list[tuple[str, int]]:
+def planned_runs(chosen: Sequence[str], seeds: Sequence[int]) -> list[tuple[str, int]]:
     """``(finalist, seed)`` in the order of their start: every finalist on the first seed, then on the next.
 
     So an interruption leaves all of them with nearly as many runs.

@@ -1,10 +1,12 @@
-"""From the raw lines of a recording to a table."""
+"""From the raw lines of a recording to a table: ``python -m sweeps.replay.pack RECORDING TABLE``."""
 
 from __future__ import annotations
 
+import argparse
 import itertools
 import json
 import math
+import sys
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -118,3 +120,22 @@ def _measured(row: Mapping[str, Any], metrics: Collection[str] | None) -> dict[s
         and isinstance(value, int | float)
         and math.isfinite(value)
     }
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("recording", type=Path, help="folder that the recorder filled")
+    parser.add_argument("table", type=Path, help="the Parquet file to write")
+    args = parser.parse_args()
+    try:
+        table = pack(args.recording)
+    except ConfigError as error:
+        print(error, file=sys.stderr)
+        return 2
+    table.write(args.table)
+    print(f"{len(table.runs)} runs, {args.table.stat().st_size / 1e6:.2f} MB")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -63,7 +63,8 @@ def sweep_on(
     header = table.header
     values = {} if source is None else read_sweep(source)
     values = {key: value for key, value in values.items() if key in SECTIONS}
-    values.setdefault("space", codec.to_dict(header.space))
+    if not any(key.split(".")[0] == "space" for key in overrides):
+        values.setdefault("space", codec.to_dict(header.space))
     search = {"objective": header.objective, **(values.get("search") or {})}
     values["search"] = {**search, "seed": search.get("seed", 0) + seed}
     tuning = header.tuning_seeds[seed % len(header.tuning_seeds)]
@@ -99,7 +100,7 @@ def replay(table: Table, loaded: Loaded, truth: Truth, workers: int) -> Played:
         else table.header.nearest(loaded.program.resolve(loaded.base, records[trial].params))
     )
     outcomes = Counter(str(r.outcome) if r.of is None else "test" for r in records.values())
-    return course.played(number, clock.now, outcomes)
+    return course.played(number, clock.now, dict(outcomes))
 
 
 class Course:

@@ -206,3 +206,20 @@ class ForkingTrial(ScriptTrial):
     def save(self, metrics: IterationMetrics) -> None:
         checkpoint.commit(self.store, self.step, {"score": self.score})
         checkpoint.prune(self.store, 1)
+
+
+class SeededProgram(ScriptProgram):
+    """The same with a seed, which shifts its loss."""
+
+    def keys(self) -> tuple[str, ...]:
+        return (*super().keys(), "seed")
+
+    def resolve(self, base: Mapping[str, Any], params: Mapping[str, Any]) -> dict[str, Any]:
+        return {"seed": 0, **super().resolve(base, params)}
+
+    def iterations(self, base: Mapping[str, Any]) -> int:
+        return int({"steps": 3, **base}["steps"])
+
+    def start(self, context: TrialContext) -> ScriptTrial:
+        config = self.resolve(context.base, context.params)
+        return ScriptTrial({**config, "x": config["x"] + 0.01 * (config["seed"] % 10)})

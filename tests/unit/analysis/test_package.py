@@ -57,7 +57,8 @@ def test_exports_are_pinned_and_callable():
     import analysis.status
 
     assert analysis.__all__ == [
-        "Sweep", "best", "best_so_far", "final_by", "findings", "leaderboard", "load",
+        "Cheapest", "Sweep", "Within", "best", "best_so_far", "cheapest", "final_by", "finalists",
+        "findings", "leaderboard", "load",
         "plot_contour", "plot_costs", "plot_course", "plot_front", "plot_imbalance",
         "plot_importance", "plot_learning_curves", "plot_parallel", "plot_parameters", "plot_ratio",
         "plot_seeds", "plot_staleness", "plot_survival", "plot_timeline", "render_leaderboard",

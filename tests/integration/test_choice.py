@@ -1,0 +1,74 @@
+"""Finalists of a real sweep run again on fresh seeds, and the quality of the search on a table."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import optuna
+import pytest
+from optuna.storages import JournalStorage
+from optuna.storages.journal import JournalFileBackend
+
+import analysis
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.mark.ray
+@pytest.mark.long
+def test_the_best_trials_run_again_on_fresh_seeds(
+    runner: Any, builtin_task: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "run"
+    results = runner.run(
+        {
+            "name": "choice",
+            "base": {
+                "rollout": {"prompts_per_iteration": 16, "max_new_tokens": 12, "chunk_size": 8},
+                "eval": {"prompts": 16, "every_iterations": 2},
+                "budget": {"iterations": 2},
+            },
+            "space": {"ppo.kl.coef": {"float": [0.01, 0.2], "log": True}},
+            "search": {"trials": 3, "sampler": "random"},
+            "selection": {"top": 2, "test_seeds": [11, 12], "share": 2, "test_prompts": 0},
+        },
+        out,
+    )
+    sweep = analysis.load(out)
+    assert sweep.warnings == ()
+    runs = sweep.tests.trials
+    assert runs["outcome"].tolist() == ["completed"] * 4
+    assert sorted(runs["params.seed"]) == [11, 11, 12, 12]
+    # Equal parameters on other seeds are other runs.
+    for finalist, own in runs.groupby("of"):
+        assert own["params.ppo.kl.coef"].nunique() == 1
+        values = {*own["value"], float(sweep.trials.loc[str(finalist), "value"])}
+        assert len(values) == 3
+    table = analysis.finalists(sweep)
+    assert results.best == table["trial"].iloc[0] == analysis.best(sweep)
+    stored = json.loads((out / "best.json").read_text())
+    assert stored["test"]["seeds"] == 2
+    assert "seed:" not in (out / "best.yaml").read_text()
+    storage = JournalStorage(JournalFileBackend(str(out / "study.log")))
+    assert len(optuna.load_study(study_name="choice", storage=storage).trials) == 3
+
+
+@pytest.mark.long
+def test_the_benchmark_of_search_quality_plays_every_strategy() -> None:
+    done = subprocess.run(
+        [sys.executable, "tests/benchmarks/search_quality.py", "--quick"],
+        cwd=ROOT, check=True, capture_output=True, text=True,
+    )  # fmt: skip
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found["budgets"].keys() == {"12", "24", "48"}
+    for budget, rows in found["budgets"].items():
+        assert rows.keys() == {"random", "tpe", "asha", "default", "plain_tune", "difference"}
+        for name in rows.keys() - {"difference"}:
+            # Early stopping leaves less than a full trial of a budget unspent.
+            assert float(budget) - 1 <= rows[name]["spent"] <= float(budget) + 0.01, (budget, name)
+            low, high = rows[name]["good"][1:]
+            assert 0 <= low <= high <= 1
