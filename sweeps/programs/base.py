@@ -47,7 +47,7 @@ class RunningTrial(Protocol):
 
     It may also have ``events() -> list[str]``: what happened to its processes since last asked, for the ledger;
     and ``restart(TrialContext) -> bool``: begins another trial of the same program in its processes, or False once
-    it has ended them. Where its program is ``mutable`` it has ``save(IterationMetrics)``: a checkpoint of the
+    it has ended them. Where its program is ``mutable`` it has ``save()``: a checkpoint of the
     iteration yielded last, in ``TrialContext.store`` as ``rlhf_core.checkpoint`` lays it out, none removed that
     ``rlhf_core.forks`` holds.
     """

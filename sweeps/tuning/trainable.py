@@ -122,7 +122,7 @@ class ProgramTrainable(tune.Trainable):
         before = forks.marks(store)["passed"]
         passed = SavePoints(**points).due(metrics.iteration, metrics.values, before)
         if passed is not None:
-            self._running.save(metrics)
+            self._running.save()
             forks.mark(store, metrics.iteration, passed)
 
     def _timed_end(self) -> float:

@@ -169,8 +169,8 @@ def source(zoo: Zoo, tmp_path_factory: pytest.TempPathFactory) -> LocalStore:
     trial = ppo(trial_config(zoo), store)
     seen = iter(trial)
     for _ in range(3):
-        metrics = next(seen)
-    trial.ensure_saved(metrics.values)
+        next(seen)
+    trial.ensure_saved()
     trial.close()
     return store
 

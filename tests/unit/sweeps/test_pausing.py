@@ -75,7 +75,7 @@ class Stay:
             before = forks.marks(self.store)["passed"]
             passed = SavePoints(**points.as_dict()).due(metrics.iteration, metrics.values, before)
             if passed is not None:
-                self.running.save(metrics)
+                self.running.save()
                 forks.mark(self.store, metrics.iteration, passed)
         go_on = self.driver.decide(trial, result)
         self.driver.result(trial, result)
