@@ -390,10 +390,10 @@ class PPOTrial:
         checkpoint.commit(self.store, step, manifest, best=best)
         return step
 
-    def ensure_saved(self, metrics: dict[str, float]) -> None:
+    def ensure_saved(self) -> None:
         """A checkpoint of this iteration, also where none is due; between two iterations only."""
         if self.store is None or checkpoint.pointed(self.store, "latest") != self.iteration:
-            self.save(metrics)
+            self.save()
         if self.store is not None:
             checkpoint.prune(self.store, self.config.checkpoint.keep)
 

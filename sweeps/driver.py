@@ -82,6 +82,8 @@ class TrialRecord:
     wish: Wish | None = None
     # Why the scheduler took it from its place, as long as it has none; whose copy it is, for forks.install.
     held: Pause | Exploit | None = None
+    # How often the scheduler wanted that.
+    holds: int = 0
     fork: dict[str, Any] | None = None
 
     @property
@@ -420,6 +422,7 @@ class SweepDriver:
             record.outcome, record.reason = Outcome.STOPPED, action.reason
         else:
             record.held = action
+            record.holds += 1
             if isinstance(action, Exploit):
                 self._guards.fork(trial, action.source, action.step)
         return isinstance(action, GoOn)

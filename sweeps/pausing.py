@@ -6,7 +6,14 @@ another trial. It starts from its own store, where its last checkpoint lies, or 
 
 from __future__ import annotations
 
+<<<<<<< HEAD
 from typing import TYPE_CHECKING
+=======
+import time
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+>>>>>>> sched
 
 from rlhf_core import forks
 from rlhf_core.errors import CheckpointError
@@ -22,7 +29,8 @@ if TYPE_CHECKING:
 def pause(driver: SweepDriver, record: TrialRecord) -> None:
     """The trial gave up its place as the scheduler wanted; a copy is staged for it where that is to be one."""
     assert record.held is not None
-    action, extra = record.held, {}
+    action = record.held
+    extra: dict[str, Any] = {"by": "scheduler"}
     if isinstance(action, Exploit):
         was = record.params
         try:
@@ -30,10 +38,19 @@ def pause(driver: SweepDriver, record: TrialRecord) -> None:
         except (CheckpointError, OSError) as error:
             driver.end(record.trial, Outcome.FAILED, f"no copy of {action.source}: {error}")
             return
+<<<<<<< HEAD
         extra = {"fork": record.fork, "params": record.params, "was": was}
     record.times["ended"] = driver.clock()
+=======
+        extra |= {"fork": record.fork, "params": record.params, "was": was}
+    record.times["ended"] = time.time()
+>>>>>>> sched
     driver.note(record, State.PAUSED, reason=action.reason, **extra)
     driver.paused[record.trial] = record
+    if "fork" in extra:
+        # After the ledger, which is what counts.
+        config = driver.loaded.program.resolve(driver.loaded.base, record.params)
+        driver.directory.write_trial(record.trial, config, record.params)
 
 
 def _fork(driver: SweepDriver, record: TrialRecord, action: Exploit) -> None:
@@ -45,10 +62,13 @@ def _fork(driver: SweepDriver, record: TrialRecord, action: Exploit) -> None:
     origin = {"source": action.source, "step": action.step, "passed": action.passed}
     record.fork = {"number": number, **origin}
     record.params, record.iteration = dict(action.params), action.step
+<<<<<<< HEAD
     # What it reports from here on is new.
     record.reported = record.judged = action.step
     config = loaded.program.resolve(loaded.base, record.params)
     driver.directory.write_trial(record.trial, config, record.params)
+=======
+>>>>>>> sched
 
 
 def release(driver: SweepDriver) -> None:
@@ -69,3 +89,35 @@ def release(driver: SweepDriver) -> None:
             reason = record.held.reason if record.held is not None else ""
             record.held = None
             driver.end(record.trial, Outcome.STOPPED, f"{reason}; no more trials come")
+
+
+def recall(driver: SweepDriver, lines: Iterable[Mapping[str, Any]]) -> None:
+    """Tells the scheduler of the trials of a ledger as they began, before it is told what they reported.
+
+    Args:
+        driver: Has a record for each of the trials; they get the parameters and the origin that they have now.
+        lines: The ledger, in order.
+    """
+    began: dict[str, Mapping[str, Any]] = {}
+    for line in lines:
+        if "fork" in line:
+            began.setdefault(line["trial"], line["was"])
+            record = driver.records[line["trial"]]
+            record.fork, record.params = line["fork"], dict(line["params"])
+    for trial, record in driver.records.items():
+        driver.scheduler.join(trial, began.get(trial, record.params))
+
+
+def settle(driver: SweepDriver, lines: Iterable[Mapping[str, Any]]) -> None:
+    """Carries out what the scheduler had decided last, once it was told all reports of ``lines``' trials again."""
+    done = Counter(line["trial"] for line in lines if line.get("by") == "scheduler")
+    for trial, record in driver.records.items():
+        if record.state in (State.ENDED, State.INTERRUPTED) and record.outcome is not None:
+            continue
+        if record.holds > done[trial]:
+            # Its driver was gone before the trial had given up its place.
+            pause(driver, record)
+        elif record.held is not None and record.state is State.PAUSED:
+            driver.paused[trial] = record
+        else:
+            record.held = None

@@ -19,6 +19,8 @@ LENGTH, TRUNCATED = "rollout/length", "rollout/truncated_share"
 PROXY, HELDOUT = "reward/proxy", "reward/heldout"
 EVAL, EVAL_ERROR = "eval/heldout", "eval/heldout_stderr"
 WATCHED = (KL, ENTROPY, LENGTH, TRUNCATED, PROXY, HELDOUT, EVAL, EVAL_ERROR)
+# Standard errors above the evaluation before, from which on a trial is on its way back.
+RECOVERING = 2.0
 # What each limit looks at.
 LOOKS_AT: dict[str, tuple[str, ...]] = {
     "max_kl": (KL,),
@@ -159,10 +161,12 @@ def _fallen(seen: Seen, limits: Limits) -> str | None:
 
 
 def _worse(seen: Seen, limits: Limits) -> str | None:
-    values, errors = seen[EVAL].values, seen[EVAL_ERROR].values
-    first, now = (Window(values[at], errors[at] ** 2) for at in (0, -1))
+    """Below the first evaluation, and not on its way back from the one before."""
+    rows = [*zip(seen[EVAL].values, seen[EVAL_ERROR].values, strict=False)]
+    first, now = (Window(value, error**2) for value, error in (rows[0], rows[-1]))
+    before = Window(rows[-2][0], rows[-2][1] ** 2) if len(rows) > 1 else first
     fall = now.below(first)
-    if fall <= (limits.max_eval_fall or math.inf):
+    if fall <= (limits.max_eval_fall or math.inf) or before.below(now) > RECOVERING:
         return None
     return (
         f"{EVAL} fell from {first.mean:.3g} to {now.mean:.3g}, by {fall:.2g} standard errors, above "

@@ -1,7 +1,7 @@
 """Population based training: the worst go on from copies of the best, with other parameters. Without I/O.
 
-Jaderberg et al. 2017 (https://arxiv.org/abs/1711.09846). Scores are compared at the same save point, whoever gets
-there first, so that a trial that started later is not taken for a bad one.
+Jaderberg et al. 2017 (https://arxiv.org/abs/1711.09846). Scores are compared at the same save point, so that a
+trial that started later is not taken for a bad one, nor one that is always the first to get there for a good one.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from rlhf_core.seeding import derive
 from search_spaces import Choice, Int
 from sweeps.decide.scheduling import Action, Exploit, GoOn, Pause, Report, SavePoints
 
-# Draws until a configuration keeps every rule.
-DRAWS = 32
+# Draws until a configuration keeps every rule, and the part of the trials that a comparison needs.
+DRAWS, MOST = 32, 0.75
 
 
 @dataclass
@@ -29,7 +29,8 @@ class Member:
         passed: Save points it has passed.
         step: Iteration of its last save point; 0 before the first.
         amount: Resource used there.
-        scores: ``{save points passed: value}``.
+        scores: ``{save points passed: value}``, those of its source before it was copied.
+        judged: The last save point at which it was compared with others.
         alive: Whether it may be copied.
     """
 
@@ -38,6 +39,7 @@ class Member:
     step: int = 0
     amount: float = 0.0
     scores: dict[int, float] = field(default_factory=dict)
+    judged: int = 0
     alive: bool = True
 
 
@@ -146,6 +148,8 @@ class Population:
     valid: Callable[[Mapping[str, Any]], bool] = field(compare=False)
     name: str = "pbt"
     _members: dict[str, Member] = field(default_factory=dict)
+    # What trials themselves had at a save point: a copy does not change how the others compare there.
+    _measured: dict[int, dict[str, float]] = field(default_factory=dict)
 
     def join(self, trial: str, params: Mapping[str, Any]) -> None:
         self._members.setdefault(trial, Member(dict(params)))
@@ -160,25 +164,38 @@ class Population:
             return GoOn()
         member.passed, member.step, member.amount = passed, report.iteration, report.amount
         member.scores[passed] = report.value
+        self._measured.setdefault(passed, {})[report.trial] = report.value
         self.explorer.learn(report.trial, member)
-        source = self._source(report.trial, passed)
+        source = self._source(report.trial)
         if source is not None:
             return self._exploit(report.trial, source)
         if self.taking_turns:
             return Pause(f"{self.name}: gives way at {self.points.resource} {report.amount:g}")
         return GoOn()
 
-    def _source(self, trial: str, passed: int) -> str | None:
+    def _source(self, trial: str) -> str | None:
         """Whose checkpoint the trial is to take, or None where it is not among the worst."""
-        scores = {t: m.scores[passed] for t, m in self._members.items() if passed in m.scores}
+        member = self._members[trial]
+        point = self._comparable(member.passed)
+        if point <= member.judged:
+            return None
+        member.judged = point
+        scores = self._measured[point]
         ranked = sorted(scores, key=scores.__getitem__)
         count = min(max(1, int(len(ranked) * self.quantile)), len(ranked) // 2)
-        # Of two or three nobody knows yet whether they are good or bad.
-        enough = min(self.size, math.ceil(1 / self.quantile))
-        if len(ranked) < enough or trial not in ranked[:count]:
+        if trial not in ranked[:count]:
             return None
         best = [t for t in ranked[-count:] if self._can_be_copied(t)]
         return self._draw(trial).choice(best) if best else None
+
+    def _comparable(self, passed: int) -> int:
+        """The last save point up to ``passed`` that most trials have passed; 0 where there is none."""
+        known = sum(member.alive and bool(member.scores) for member in self._members.values())
+        # Of two or three nobody knows yet whether they are good or bad.
+        least = min(self.size, math.ceil(1 / self.quantile))
+        enough = max(least, math.ceil(MOST * known))
+        there = (p for p in range(passed, 0, -1) if len(self._measured.get(p, {})) >= enough)
+        return next(there, 0)
 
     def _can_be_copied(self, trial: str) -> bool:
         member = self._members[trial]
@@ -191,13 +208,13 @@ class Population:
     def _exploit(self, trial: str, source: str) -> Exploit:
         member, other = self._members[trial], self._members[source]
         params = self._explored(trial, other)
-        worse, better = member.scores[member.passed], other.scores[member.passed]
         reason = (
-            f"{self.name}: {worse:.4g} at {self.points.resource} {member.amount:g} is among the worst; goes on "
-            f"from {source}, which had {better:.4g}, at iteration {other.step}"
+            f"{self.name}: among the worst at {self.points.resource} {member.amount:g} with "
+            f"{member.scores[member.passed]:.4g}; goes on from {source}, at iteration {other.step} with "
+            f"{other.scores[other.passed]:.4g}"
         )
         self._members[trial] = Member(
-            params, other.passed, other.step, other.amount, dict(other.scores)
+            params, other.passed, other.step, other.amount, dict(other.scores), member.judged
         )
         return Exploit(source, other.step, other.passed, params, reason)
 

@@ -256,9 +256,9 @@ class RunningPPO:
         told, self._events = [*self._events, *getattr(self.runtime, "events", list)()], []
         return told
 
-    def save(self, metrics: IterationMetrics) -> None:
+    def save(self) -> None:
         """Writes a checkpoint of the iteration yielded last, unless there is one."""
-        self.trial.ensure_saved(metrics.values)
+        self.trial.ensure_saved()
 
     def save_model(self, folder: Path) -> None:
         """Writes the policy with its tokenizer as an ordinary Hugging Face folder.

@@ -139,8 +139,9 @@ class ProgramTrainable(tune.Trainable):
         before = forks.marks(store)["passed"]
         passed = SavePoints(**points).due(metrics.iteration, metrics.values, before)
         if passed is not None:
-            self._running.save(metrics)
+            self._running.save()
             forks.mark(store, metrics.iteration, passed)
+
     def _through(self) -> dict[str, Any]:
         """What the last result of a trial says besides its metrics; ends its roles."""
         stop = self._timed_end()

@@ -3,13 +3,14 @@
 python tests/benchmarks/guards.py TABLE [--seed SEED]
 
 TABLE is a Parquet file with a row for each configuration, seed and iteration (docs/replay.md). The configurations
-are cut into two halves: thresholds are set on one and measured on the other. A trial is bad when its held-out reward
-ends more than two standard errors below where it began, or when a number was not finite.
+are cut into two halves: thresholds are set on one and measured on the other. A trial is bad when its held-out
+reward ends more than two standard errors below where it began, or when a number was not finite.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import math
 import platform
@@ -26,22 +27,24 @@ from numpy.typing import NDArray
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from sweeps.config import GuardsConfig
-from sweeps.decide.guards import Guards, Limits
+from sweeps.decide.guards import WATCHED, Guards, Limits
 from sweeps.schedulers import make_guards
 
 RECALL, FALSE_STOPS, SAVED, HEALTHY = 0.95, 0.02, 0.40, 150
 # What a setting must keep on the half on which it is chosen, so that it keeps the targets on the other one.
 CHOSEN_RECALL, CHOSEN_FALSE_STOPS = 0.97, 0.01
 OPTIONS: dict[str, tuple[float | None, ...]] = {
-    "max_kl": (None, 10, 15, 20, 30, 40, 60, 80, 120),
-    "min_entropy_share": (None, 0.01, 0.02, 0.05, 0.1, 0.2),
-    "max_length_ratio": (None, 1.5, 2, 2.5, 3, 4),
+    "max_kl": (None, 15, 20, 30, 40, 60, 80, 120),
+    "min_entropy_share": (None, 0.01, 0.02, 0.05, 0.1),
+    "max_length_ratio": (None, 2, 3, 4),
     "max_truncated_share": (None, 0.5, 0.8, 0.95),
-    "max_heldout_fall": (None, 2, 3, 4, 6, 8, 12),
+    "max_heldout_fall": (None, 3, 4, 6, 8, 12),
     "max_eval_fall": (None, 2, 3, 4, 5, 6, 8),
-    "hacking_fall": (None, 3, 4, 6, 8, 12),
+    "hacking_fall": (None, 3, 4, 6, 8),
 }
-SHARED = [(window, patience) for window in (2, 3, 4) for patience in (1, 2, 3)]
+WINDOWS, PATIENCE = (2, 3, 4), (1, 2, 3)
+# Limits that compare means over a window.
+OVER_WINDOWS = ("max_heldout_fall", "hacking_fall")
 NEVER = 10**9
 Steps = NDArray[np.int64]
 
@@ -67,13 +70,20 @@ class Curve:
 
 def curves(frame: pd.DataFrame) -> Iterator[Curve]:
     """The trials of a table in long form: columns ``config``, ``seed``, ``iteration`` and one for each metric."""
-    metrics = [str(name) for name in frame.columns if "/" in str(name)]
+    metrics = [name for name in WATCHED if name in frame]
+    others = [name for name in frame.columns if "/" in str(name) and name not in WATCHED]
     for (config, _), rows in frame.groupby(["config", "seed"], observed=True):
         rows = rows.sort_values("iteration")
         table = rows[metrics].to_numpy(dtype=float)
+        # Of what no guard looks at only that matters which is not finite.
+        infinite = np.isinf(rows[others].to_numpy(dtype=float)).any(axis=1)
         reports = tuple(
-            (int(at), {n: float(v) for n, v in zip(metrics, row, strict=True) if not math.isnan(v)})
-            for at, row in zip(rows["iteration"], table, strict=True)
+            (
+                int(at),
+                {n: float(v) for n, v in zip(metrics, row, strict=True) if not math.isnan(v)}
+                | ({"infinite": math.inf} if blown else {}),
+            )
+            for at, row, blown in zip(rows["iteration"], table, infinite, strict=True)
         )
         diverged = "outcome" in rows and (rows["outcome"] == "diverged").any()
         yield Curve(int(config), reports, bool(diverged) or is_bad(reports))
@@ -140,47 +150,67 @@ def score(found: Sequence[Curve], ends: Steps) -> Score:
     )
 
 
-def worth(found: Score) -> float:
-    """What is maximised: steps saved, with a price on every broken target."""
-    lacks = max(0.0, CHOSEN_RECALL - found.recall) + max(
-        0.0, found.false_stops - CHOSEN_FALSE_STOPS
-    )
-    return found.saved - 10 * lacks
-
-
 def choose(found: Sequence[Curve]) -> Limits:
-    """The best limits on these trials: one limit after the other, until none can be bettered."""
+    """The limits that save most on these trials, out of all combinations, with a price on every broken target."""
     chosen, most = Limits(), -math.inf
-    for window, patience in SHARED:
-        ends = {
-            (name, value): stops(found, Guards(Limits(**{name: value}, window=window, patience=patience)))
-            for name, values in OPTIONS.items()
-            for value in values
-        }  # fmt: skip
-        setting: dict[str, float | None] = dict.fromkeys(OPTIONS)
-        reached = _climb(found, ends, setting)
+    ends: dict[str, Steps] = {}
+    for patience, window in itertools.product(PATIENCE, WINDOWS):
+        for name in OPTIONS if window == WINDOWS[0] else OVER_WINDOWS:
+            shared = {"window": window, "patience": patience}
+            ends[name] = np.array(
+                [stops(found, Guards(Limits(**{name: value}, **shared))) for value in OPTIONS[name]]
+            )
+        setting, reached = _best(found, ends)
         if reached > most:
             chosen, most = Limits(**setting, window=window, patience=patience), reached
     return chosen
 
 
-def _climb(
-    found: Sequence[Curve],
-    ends: Mapping[tuple[str, float | None], Steps],
-    setting: dict[str, float | None],
-) -> float:
-    """Betters ``setting`` in place; returns its worth. Any guard ends a trial, so the first one counts."""
-    most, improved = -math.inf, True
-    while improved:
-        improved = False
-        for name, values in OPTIONS.items():
-            for value in values:
-                tried = {**setting, name: value}
-                together = np.min([ends[key] for key in tried.items()], axis=0)
-                reached = worth(score(found, together))
-                if reached > most + 1e-9:
-                    most, improved, setting[name] = reached, True, value
-    return most
+def _best(
+    found: Sequence[Curve], ends: Mapping[str, Steps]
+) -> tuple[dict[str, float | None], float]:
+    """The best combination of limits and its worth. Any guard ends a trial, so the first one counts."""
+    most, best, names = -math.inf, (0, 0), list(OPTIONS)
+    few, many = names[:3], names[3:]
+    heads, tails = (_products([ends[name] for name in part]) for part in (few, many))
+    used = [_products([_used(OPTIONS[name]) for name in part], np.add) for part in (few, many)]
+    for number, head in enumerate(heads):
+        worth = _worth(found, np.minimum(head, tails))
+        # Of two that do the same, the one with fewer limits.
+        worth -= 1e-3 * (used[0][number] + used[1])[:, 0]
+        place = int(worth.argmax())
+        if worth[place] > most:
+            most, best = float(worth[place]), (number, place)
+    setting: dict[str, float | None] = {}
+    for part, place in zip((few, many), best, strict=True):
+        sizes = [len(OPTIONS[name]) for name in part]
+        chosen = np.unravel_index(place, sizes)
+        setting |= {n: OPTIONS[n][int(i)] for n, i in zip(part, chosen, strict=True)}
+    return setting, most
+
+
+def _used(values: Sequence[float | None]) -> Steps:
+    return np.array([[value is not None] for value in values]).astype(int)
+
+
+def _products(parts: Sequence[Steps], join: np.ufunc = np.minimum) -> Steps:
+    """Every row of each of the parts with every row of the others; the last one varies fastest."""
+    rows = parts[0]
+    for part in parts[1:]:
+        rows = join(rows[:, None], part[None]).reshape(-1, part.shape[1])
+    return rows
+
+
+def _worth(found: Sequence[Curve], ends: Steps) -> NDArray[np.float64]:
+    """What each row of stops is worth: the share of steps saved, less what it lacks of the targets."""
+    bad = np.array([curve.bad for curve in found])
+    last = np.array([curve.last for curve in found])
+    ended = ends < NEVER
+    recall = ended[:, bad].mean(axis=1) if bad.any() else np.ones(len(ends))
+    wrong = ended[:, ~bad].mean(axis=1) if (~bad).any() else np.zeros(len(ends))
+    saved = np.maximum(0, last - ends)[:, bad].sum(axis=1) / max(1, last[bad].sum())
+    lacks = np.maximum(0, CHOSEN_RECALL - recall) + np.maximum(0, wrong - CHOSEN_FALSE_STOPS)
+    return np.asarray(saved - 10 * lacks)
 
 
 def wilson(hits: int, of: int) -> list[float]:

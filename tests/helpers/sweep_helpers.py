@@ -203,7 +203,7 @@ class ForkingTrial(ScriptTrial):
                 self.step, {"script/score": self.score, "script/x": self.config["x"]}
             )
 
-    def save(self, metrics: IterationMetrics) -> None:
+    def save(self) -> None:
         checkpoint.commit(self.store, self.step, {"score": self.score})
         checkpoint.prune(self.store, 1)
 

@@ -82,7 +82,8 @@ def test_trials_wait_at_a_rung_and_one_is_carried_to_its_end(runner: Any, tmp_pa
         out,
     )
     trials = analysis.load(out).trials
-    assert trials["outcome"].tolist() == ["stopped", "stopped", "stopped", "completed"]
-    assert trials.loc["t0003", "iteration"] == 6
+    # Who is carried on before the best has come depends on who is faster; the worst never is, the best always.
+    assert trials.loc["t0000", ["outcome", "iteration"]].tolist() == ["stopped", 2]
+    assert trials.loc["t0003", ["outcome", "iteration"]].tolist() == ["completed", 6]
     at = [line["iteration"] for line in lines(out / "trials/t0003/metrics.jsonl")]
     assert at == [1, 2, 3, 4, 5, 6]

@@ -1,7 +1,8 @@
-"""A checkpoint of one trial as the start of another: staged, installed once, and with other parameters in force."""
+"""A checkpoint of one trial as the start of another: staged, installed once, other parameters in force."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 from pathlib import Path
 from typing import Any
@@ -90,10 +91,8 @@ def test_a_fork_that_broke_off_is_done_again(
     with monkeypatch.context() as patch:
         for name in ("put", "delete", "take"):
             patch.setattr(LocalStore, name, _dying(getattr(LocalStore, name), left))
-        try:
+        with contextlib.suppress(KeyboardInterrupt):
             forks.install(target, FORK)
-        except KeyboardInterrupt:
-            pass
     forks.install(target, FORK)
     assert value(target) == 1.0
     assert checkpoint.steps(target) == [4]
@@ -121,9 +120,9 @@ def test_the_last_two_marks_outlive_pruning(stores: tuple[LocalStore, LocalStore
 
 def test_what_is_not_there_is_named(stores: tuple[LocalStore, LocalStore]) -> None:
     source, target = stores
-    with pytest.raises(CheckpointError, match="step 4 has no manifest in .*/a"):
+    with pytest.raises(CheckpointError, match=r"step 4 has no manifest in .*/a"):
         forks.stage(source, target, 4)
-    with pytest.raises(CheckpointError, match="no copy of step 4 is staged in .*/b"):
+    with pytest.raises(CheckpointError, match=r"no copy of step 4 is staged in .*/b"):
         forks.install(target, FORK)
     source.put("checkpoints/marks.json", b"{")
     with pytest.raises(CheckpointError, match=r"marks\.json in .*/a is unreadable"):
@@ -170,8 +169,8 @@ def source(zoo: Zoo, tmp_path_factory: pytest.TempPathFactory) -> LocalStore:
     trial = ppo(trial_config(zoo), store)
     seen = iter(trial)
     for _ in range(3):
-        metrics = next(seen)
-    trial.ensure_saved(metrics.values)
+        next(seen)
+    trial.ensure_saved()
     trial.close()
     return store
 

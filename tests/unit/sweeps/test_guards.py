@@ -99,6 +99,10 @@ def test_an_evaluation_below_the_first_one_ends_the_trial() -> None:
     assert at == 4
     assert "fell from 1 to 0.4, by 4.2 standard errors" in told
     assert play(limits(max_eval_fall=4.0, patience=2), **curves) is None
+    # A dip that the trial comes back from is none: the third evaluation is far above the second.
+    dip = {"eval__heldout": [1.0, -1.0, -0.5, -0.4, -0.4], "eval__heldout_stderr": [0.1] * 5}
+    at, _ = play(limits(max_eval_fall=4.0, patience=2), **dip) or (0, "")
+    assert at == 5
 
 
 def test_hacking_needs_the_proxy_to_rise_while_the_held_out_reward_falls() -> None:

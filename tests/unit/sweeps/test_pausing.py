@@ -1,7 +1,8 @@
-"""Sweeps whose trials are paused and copied, without Ray: a driver, and trials that this process runs in its place."""
+"""Sweeps whose trials are paused and copied, without Ray: a driver, and trials that this process runs."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -14,6 +15,7 @@ from rlhf_core import forks
 from rlhf_core.errors import ConfigError
 from rlhf_core.runtime.placement import Node
 from rlhf_core.store import LocalStore
+from sweeps import pausing
 from sweeps.decide.scheduling import SavePoints
 from sweeps.driver import SweepDriver, TrialRecord
 from sweeps.load import load_sweep
@@ -44,6 +46,7 @@ def make(
             **values,
         }
     )
+    path.mkdir(parents=True, exist_ok=True)
     study = Study(path, "s", loaded.config.search, loaded.space, lambda params: [])
     return SweepDriver(loaded, RunDirectory(path), study, [Node("a", 64.0, 0.0, 8.0)], places)
 
@@ -74,7 +77,7 @@ class Stay:
             before = forks.marks(self.store)["passed"]
             passed = SavePoints(**points.as_dict()).due(metrics.iteration, metrics.values, before)
             if passed is not None:
-                self.running.save(metrics)
+                self.running.save()
                 forks.mark(self.store, metrics.iteration, passed)
         go_on = self.driver.decide(trial, result)
         self.driver.result(trial, result)
@@ -167,14 +170,12 @@ def test_waiting_trials_are_carried_on_when_they_are_among_the_best(tmp_path: Pa
     driver = make(tmp_path, PROMOTION, trials=4, places=2)
     play(driver)
     outcomes = {trial: record.outcome for trial, record in driver.records.items()}
-    # The score grows by x in each iteration: t3 is the best, then t2.
+    # The score grows by x in each iteration: t3 is the best, and t2 was it until t3 came.
     assert outcomes == {
-        "t0000": Outcome.STOPPED, "t0001": Outcome.STOPPED, "t0002": Outcome.STOPPED,
+        "t0000": Outcome.STOPPED, "t0001": Outcome.STOPPED, "t0002": Outcome.COMPLETED,
         "t0003": Outcome.COMPLETED,
     }  # fmt: skip
-    reached = {trial: record.iteration for trial, record in driver.records.items()}
-    assert reached["t0000"] == 2
-    assert reached["t0003"] == 8
+    assert [record.iteration for record in driver.records.values()] == [2, 4, 8, 8]
     assert "no more trials come" in driver.records["t0000"].reason
     # Nobody computes an iteration twice for having waited.
     iterations = [at for at, _ in curve(driver, "t0003")]
@@ -224,23 +225,83 @@ def _all(driver: SweepDriver) -> Iterator[TrialRecord]:
         yield record
 
 
-def test_guards_and_scheduler_of_a_new_driver_know_what_was_recorded(tmp_path: Path) -> None:
-    driver = make(tmp_path / "a", PBT)
-    play(driver, lose=(9,))
-    reports = []
-    for trial in driver.records:
-        text = (tmp_path / f"a/trials/{trial}/metrics.jsonl").read_text()
-        reports += [(json.loads(line), trial) for line in text.splitlines()]
-    # What a trial was asked for first stands in the first line that changes it.
-    first = {trial: record.params for trial, record in driver.records.items()}
-    first |= {line["trial"]: line["was"] for line in reversed(ledger(driver)) if "was" in line}
-    again = make(tmp_path / "b", PBT)
+class Killed(BaseException):
+    """The driver's process is gone."""
+
+
+def dying(driver: SweepDriver, writes: int) -> None:
+    """Lets the driver write so many lines of ledger and metrics, and no more."""
+    left = iter(range(writes))
+    append = driver.directory.store.append
+
+    def write(key: str, line: str) -> None:
+        if next(left, None) is None:
+            raise Killed
+        append(key, line)
+
+    driver.directory.store.append = write  # type: ignore[method-assign]
+
+
+def again(path: Path, scheduler: Mapping[str, Any]) -> SweepDriver:
+    """A new driver that knows what the last one recorded, all trials that had not ended queued."""
+    driver = make(path, scheduler)
+    lines = ledger(driver)
+    last = {line["trial"]: line for line in lines}
+    for trial, line in last.items():
+        params = json.loads((path / f"trials/{trial}/params.json").read_text())
+        record = TrialRecord(trial, driver.study.ask()[0], params, State(line["state"]))
+        record.outcome = Outcome(line["outcome"]) if line["outcome"] else None
+        record.iteration = line["iteration"]
+        driver.records[trial] = record
+    pausing.recall(driver, lines)
+    told = []
+    for trial in last:
+        file = path / f"trials/{trial}/metrics.jsonl"
+        text = file.read_text() if file.exists() else ""
+        told += [(json.loads(line), trial) for line in text.splitlines()]
+    for line, trial in sorted(told, key=lambda report: report[0]["timestamp"]):
+        if line["iteration"] < 8:
+            driver.decide(trial, line)
+        driver.records[trial].value = line["script/score"]
+    pausing.settle(driver, lines)
     for trial, record in driver.records.items():
-        again.records[trial] = TrialRecord(trial, record.number, first[trial])
-        again.scheduler.join(trial, first[trial])
-    for line, trial in sorted(reports, key=lambda report: report[0]["timestamp"]):
-        again.decide(trial, line)
-    assert again.scheduler == driver.scheduler
+        if record.state not in (State.ENDED, State.PAUSED):
+            record.state = State.INTERRUPTED
+            driver.again.append(trial)
+    return driver
+
+
+def values(driver: SweepDriver) -> dict[str, float | None]:
+    return {trial: record.value for trial, record in driver.records.items()}
+
+
+@pytest.mark.parametrize("kind", ["pbt", "promotion"])
+def test_a_driver_that_was_killed_has_the_same_scheduler_again(tmp_path: Path, kind: str) -> None:
+    scheduler = {"pbt": PBT, "promotion": PROMOTION}[kind]
+    whole = make(tmp_path / "whole", scheduler)
+    play(whole)
+    restored = again(tmp_path / "whole", scheduler)
+    assert restored.scheduler == whole.scheduler
+    assert restored._guards == whole._guards
+    copied = 0
+    for writes in range(9, 60, 7):
+        path = tmp_path / str(writes)
+        driver = make(path, scheduler)
+        dying(driver, writes)
+        with contextlib.suppress(Killed):
+            play(driver)
+        driver = again(path, scheduler)
+        copied += sum("fork" in line for line in ledger(driver))
+        play(driver)
+        assert {r.outcome for r in driver.records.values()} <= {Outcome.COMPLETED, Outcome.STOPPED}
+        assert Outcome.COMPLETED in {r.outcome for r in driver.records.values()}
+        assert len(driver.records) == 4
+        assert all(
+            r.iteration == 8 for r in driver.records.values() if r.outcome is Outcome.COMPLETED
+        )
+        best = max(value or 0.0 for value in values(driver).values())
+        assert best >= max(value or 0.0 for value in values(whole).values()) / 2
+    assert (copied > 0) == (kind == "pbt")
 
 
 def refusal(**values: Any) -> str:

@@ -62,7 +62,7 @@ def test_the_worst_quarter_goes_on_from_a_copy_of_the_best() -> None:
     assert (copied.source, copied.step, copied.passed) == ("t0", 2, 1)
     assert copied.params["other"] == 0
     assert copied.params["lr"] in (pytest.approx(1.2e-3), pytest.approx(0.8e-3))
-    assert "among the worst; goes on from t0, which had -0, at iteration 2" in copied.reason
+    assert "at iterations 2 with -3; goes on from t0, at iteration 2 with -0" in copied.reason
     # Between two save points nothing is decided, nor where there is no value, nor twice at one.
     assert tell(rule, "t1", 3, -9.0) == GoOn()
     assert tell(rule, "t1", 5, None) == GoOn()
@@ -84,6 +84,23 @@ def test_scores_are_compared_at_the_same_save_point() -> None:
     assert tell(rule, "b", 7, -9.0) == GoOn()
     assert isinstance(tell(rule, "b", 8, -9.0), GoOn)
     assert rule._members["b"].scores == {1: 1.0, 2: 5.0, 3: 9.0, 4: -9.0}
+
+
+def test_who_comes_first_is_judged_where_the_others_have_been() -> None:
+    rule = population()
+    # From the worst to the best: at the first save point nobody is behind those that were there before.
+    for number in range(4):
+        rule.join(f"t{number}", {"lr": 1e-3})
+        assert tell(rule, f"t{number}", 2, float(number)) == GoOn()
+    copied = tell(rule, "t0", 4, 0.5)
+    assert isinstance(copied, Exploit)
+    assert (copied.source, copied.step) == ("t3", 2)
+    # That one was replaced makes nobody else the worst of that save point, and no copy is judged there again.
+    assert tell(rule, "t1", 4, 1.5) == GoOn()
+    assert tell(rule, "t0", 4, -5.0) == GoOn()
+    assert tell(rule, "t2", 4, 2.5) == tell(rule, "t3", 4, 3.5) == GoOn()
+    # At the next one it is the worst of those that were there.
+    assert isinstance(tell(rule, "t0", 6, -6.0), Exploit)
 
 
 def test_nobody_copies_what_is_over_or_went_wrong() -> None:
