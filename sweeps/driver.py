@@ -424,6 +424,8 @@ class SweepDriver:
             record.held = action
             record.holds += 1
             if isinstance(action, Exploit):
+                # What it reports from there on is new.
+                record.judged = action.step
                 self._guards.fork(trial, action.source, action.step)
         return isinstance(action, GoOn)
 

@@ -36,11 +36,8 @@ class Past:
         reason: In words.
         retries: Times it was lost and started again.
         spent: Seconds of each phase so far, ``{phase: seconds}``.
-        queued: When it began to wait for a place first.
         ended: When it ended, or None.
-        first: Its parameters when it began, where a copy of another trial changed them; else None.
         forks: ``(time, iteration)`` of each copy that took its place.
-        fork: Of the last one, what ``TrialRecord.fork`` holds.
         metrics: Lines of ``metrics.jsonl`` as written, repeated iterations included.
     """
 
@@ -53,11 +50,8 @@ class Past:
     reason: str = ""
     retries: int = 0
     spent: dict[str, float] = field(default_factory=dict)
-    queued: float = 0.0
     ended: float | None = None
-    first: dict[str, Any] | None = None
     forks: list[tuple[float, int]] = field(default_factory=list)
-    fork: dict[str, Any] | None = None
     metrics: list[dict[str, Any]] = field(default_factory=list)
 
     @property
@@ -68,13 +62,6 @@ class Past:
     def last(self) -> int:
         """The latest iteration it reported."""
         return max((line["iteration"] for line in self.metrics), default=-1)
-
-
-@dataclass(frozen=True)
-class Began:
-    """A trial was queued for the first time."""
-
-    trial: str
 
 
 @dataclass(frozen=True)
@@ -99,11 +86,13 @@ class History:
 
     Attributes:
         trials: In the order in which they were first queued.
+        ledger: Its lines, in order.
         answered: Ids of commands that were answered.
         ran_s: Seconds during which a driver ran.
     """
 
     trials: Mapping[str, Past]
+    ledger: Sequence[Mapping[str, Any]]
     answered: frozenset[str]
     ran_s: float
 
@@ -111,14 +100,13 @@ class History:
     def unfinished(self) -> list[Past]:
         return [past for past in self.trials.values() if not past.over]
 
-    def in_order(self) -> Iterator[Began | Reported | Ended]:
+    def in_order(self) -> Iterator[Reported | Ended]:
         """What happened, in the order in which the driver saw it.
 
         Of an iteration that came again the first counts, but what comes after a copy took the trial's place is new.
         """
-        moments: list[tuple[float, int, int, Began | Reported | Ended]] = []
+        moments: list[tuple[float, int, int, Reported | Ended]] = []
         for past in self.trials.values():
-            moments.append((past.queued, -1, len(moments), Began(past.trial)))
             # The clock may have been set back; within a trial the order of lines is the truth.
             latest, seen, forks = 0.0, -1, list(past.forks)
             for line in past.metrics:
@@ -147,15 +135,13 @@ def read_history(directory: Path) -> History:
         trial = line.get("trial")
         if trial not in trials:
             params = _params(directory, trial)
-            trials[trial] = Past(
-                trial, line["number"], params, line.get("of"), queued=float(line["time"])
-            )
+            trials[trial] = Past(trial, line["number"], params, line.get("of"))
         _take(trials[trial], line, spans.setdefault(trial, {}))
     for trial, past in trials.items():
         past.metrics = read_lines(directory / f"trials/{trial}/metrics.jsonl")
         if past.state is State.STARTED:
             _add_run(past, spans[trial])
-    return History(trials, _answered(events), _ran(events, ledger, trials.values()))
+    return History(trials, ledger, _answered(events), _ran(events, ledger, trials.values()))
 
 
 def read_states(
@@ -180,8 +166,6 @@ def _take(past: Past, line: Mapping[str, Any], since: dict[str, float]) -> None:
     past.spent |= {k: v for k, v in (line.get("durations") or {}).items() if v is not None}
     past.ended = line["time"] if past.over else None
     if line.get("fork"):
-        past.fork = line["fork"]
-        past.first = past.first or line.get("was")
         past.forks.append((float(line["time"]), int(line["fork"]["step"])))
     # An event or a warning is a line of its own in the same state.
     if "event" not in line and "warning" not in line:

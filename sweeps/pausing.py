@@ -6,14 +6,9 @@ another trial. It starts from its own store, where its last checkpoint lies, or 
 
 from __future__ import annotations
 
-<<<<<<< HEAD
-from typing import TYPE_CHECKING
-=======
-import time
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
->>>>>>> sched
 
 from rlhf_core import forks
 from rlhf_core.errors import CheckpointError
@@ -38,13 +33,8 @@ def pause(driver: SweepDriver, record: TrialRecord) -> None:
         except (CheckpointError, OSError) as error:
             driver.end(record.trial, Outcome.FAILED, f"no copy of {action.source}: {error}")
             return
-<<<<<<< HEAD
-        extra = {"fork": record.fork, "params": record.params, "was": was}
-    record.times["ended"] = driver.clock()
-=======
         extra |= {"fork": record.fork, "params": record.params, "was": was}
-    record.times["ended"] = time.time()
->>>>>>> sched
+    record.times["ended"] = driver.clock()
     driver.note(record, State.PAUSED, reason=action.reason, **extra)
     driver.paused[record.trial] = record
     if "fork" in extra:
@@ -62,13 +52,8 @@ def _fork(driver: SweepDriver, record: TrialRecord, action: Exploit) -> None:
     origin = {"source": action.source, "step": action.step, "passed": action.passed}
     record.fork = {"number": number, **origin}
     record.params, record.iteration = dict(action.params), action.step
-<<<<<<< HEAD
     # What it reports from here on is new.
     record.reported = record.judged = action.step
-    config = loaded.program.resolve(loaded.base, record.params)
-    driver.directory.write_trial(record.trial, config, record.params)
-=======
->>>>>>> sched
 
 
 def release(driver: SweepDriver) -> None:
@@ -104,7 +89,8 @@ def recall(driver: SweepDriver, lines: Iterable[Mapping[str, Any]]) -> None:
             began.setdefault(line["trial"], line["was"])
             record = driver.records[line["trial"]]
             record.fork, record.params = line["fork"], dict(line["params"])
-    for trial, record in driver.records.items():
+    searched = (item for item in driver.records.items() if item[1].of is None)
+    for trial, record in searched:
         driver.scheduler.join(trial, began.get(trial, record.params))
 
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import time
 
+from sweeps import pausing
 from sweeps.choice import Choice
 from sweeps.control import Inbox
 from sweeps.driver import SweepDriver, TrialRecord, numbers
-from sweeps.history import Began, Ended, History, Past
+from sweeps.history import Ended, History, Past
 from sweeps.load import Loaded
 from sweeps.outcomes import Outcome, State
 
@@ -25,7 +26,9 @@ def restore(driver: SweepDriver, history: History) -> None:
         if past.number is not None:
             driver.study.reopen(past.number)
         driver.records[past.trial] = _record(past)
+    pausing.recall(driver, history.ledger)
     _replay(driver, history)
+    pausing.settle(driver, history.ledger)
     # Whoever goes on with a sweep that was given up has mended something.
     driver.given_up = None
     known = {past.number for past in history.trials.values()}
@@ -61,7 +64,6 @@ def _record(past: Past) -> TrialRecord:
         reason=past.reason,
         retries=past.retries,
         spent=dict(past.spent),
-        fork=past.fork,
         times={} if past.ended is None else {"ended": past.ended},
     )
 
@@ -69,10 +71,6 @@ def _record(past: Past) -> TrialRecord:
 def _replay(driver: SweepDriver, history: History) -> None:
     for moment in history.in_order():
         record, past = driver.records[moment.trial], history.trials[moment.trial]
-        if isinstance(moment, Began):
-            if past.of is None:
-                driver.scheduler.join(past.trial, past.first or past.params)
-            continue
         if isinstance(moment, Ended):
             if record.number is not None:
                 driver.study.tell(record.number, past.outcome, record.value, record.finals)
@@ -92,8 +90,6 @@ def _take_up(driver: SweepDriver, record: TrialRecord) -> None:
     """A trial that had not ended waits for its turn, unless it is paused or its end was decided already."""
     if record.outcome is not None:
         driver.end(record.trial)
-    elif record.state is State.PAUSED and record.held is not None:
-        driver.paused[record.trial] = record
     elif record.state is not State.PAUSED:
         if record.state is not State.INTERRUPTED:
             driver.note(record, State.INTERRUPTED, reason="its driver was gone")
