@@ -18,12 +18,14 @@ class TrainingEngine(Protocol):
     """AdamW on one module, on this rank of its role.
 
     Attributes:
+        optimizer: Holds the moments, and the options of the last step.
         module: What is trained. Its parameters may lie elsewhere; see ``whole``.
         aligned: All ranks must make the same number of passes, since they meet within one.
         sharded: No rank holds the module's weights as a whole.
     """
 
     module: nn.Module
+    optimizer: torch.optim.Optimizer
     aligned: bool
     sharded: bool
 

@@ -97,7 +97,7 @@ class Trainer(Member):
                 parts += self._backward(experience, rows, settings, loss)
                 norms.append(self.engine.step(settings.optim))
         seconds = [spent for (spent,) in self.group.gather([self.group.take_seconds()])]
-        lr = self.optimizer.param_groups[0]["lr"]
+        lr = self.engine.optimizer.param_groups[0]["lr"]
         numbers = {"grad_norm": mean(norms), "lr": lr, "allreduce": max(seconds)}
         return self._summed(parts), numbers
 

@@ -159,7 +159,7 @@ def first(trial: PPOTrial) -> IterationMetrics:
 
 def optimizer(trial: PPOTrial, role: str) -> torch.optim.Optimizer:
     host = trial.runtime.group(role).workers[0].host  # type: ignore[attr-defined]
-    return host.role(role).optimizer
+    return host.role(role).engine.optimizer
 
 
 @pytest.fixture(scope="module")

@@ -249,7 +249,7 @@ def again(path: Path, scheduler: Mapping[str, Any]) -> SweepDriver:
     last = {line["trial"]: line for line in lines}
     for trial, line in last.items():
         params = json.loads((path / f"trials/{trial}/params.json").read_text())
-        record = TrialRecord(trial, driver.study.ask()[0], params, State(line["state"]))
+        record = TrialRecord(trial, driver.study.ask()[0], params, state=State(line["state"]))
         record.outcome = Outcome(line["outcome"]) if line["outcome"] else None
         record.iteration = line["iteration"]
         driver.records[trial] = record
