@@ -18,8 +18,7 @@ def lines(file: Path) -> list[dict[str, Any]]:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("kind", ["pbt", "pb2"])
-def test_four_trials_go_on_from_each_other(runner: Any, tmp_path: Path, kind: str) -> None:
+def test_four_trials_go_on_from_each_other(runner: Any, tmp_path: Path) -> None:
     """Two places for four trials: each gives way, the worst are copied, and all come to their end."""
     out = tmp_path / "run"
     runner.run(
@@ -41,7 +40,7 @@ def test_four_trials_go_on_from_each_other(runner: Any, tmp_path: Path, kind: st
                 "sampler": "random",
                 "objective": "eval/proxy",
             },
-            "scheduler": {"kind": kind, "interval": 2, "quantile": 0.5},
+            "scheduler": {"kind": "pbt", "interval": 2, "quantile": 0.5},
         },
         out,
     )

@@ -271,10 +271,6 @@ def again(path: Path, scheduler: Mapping[str, Any]) -> SweepDriver:
     return driver
 
 
-def values(driver: SweepDriver) -> dict[str, float | None]:
-    return {trial: record.value for trial, record in driver.records.items()}
-
-
 @pytest.mark.parametrize("kind", ["pbt", "promotion"])
 def test_a_driver_that_was_killed_has_the_same_scheduler_again(tmp_path: Path, kind: str) -> None:
     scheduler = {"pbt": PBT, "promotion": PROMOTION}[kind]
@@ -299,8 +295,6 @@ def test_a_driver_that_was_killed_has_the_same_scheduler_again(tmp_path: Path, k
         assert all(
             r.iteration == 8 for r in driver.records.values() if r.outcome is Outcome.COMPLETED
         )
-        best = max(value or 0.0 for value in values(driver).values())
-        assert best >= max(value or 0.0 for value in values(whole).values()) / 2
     assert (copied > 0) == (kind == "pbt")
 
 
