@@ -50,6 +50,7 @@ bench: setup
 	$(BIN)/python tests/benchmarks/warm_start.py
 	$(BIN)/python tests/benchmarks/dispatch.py
 	$(BIN)/python tests/benchmarks/load.py
+	$(BIN)/python tests/benchmarks/overhead.py
 
 lint: setup
 	$(BIN)/ruff check .

@@ -113,6 +113,8 @@ def _counts(driver: SweepDriver) -> str:
     cut = sum(record.state is State.INTERRUPTED for record in records)
     text = f"{done}/{driver.loaded.config.search.trials} trials done"
     text += f", {cut} interrupted" if cut else ""
+    paused = sum(record.state is State.PAUSED for record in records)
+    text += f", {paused} paused" if paused else ""
     waiting = len(driver.waiting.shown)
     running = len(driver.live) - waiting
     text += f", {running} running" if driver.live or not cut else ""
