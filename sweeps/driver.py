@@ -6,11 +6,9 @@ One object on the driver. Tune's searcher, scheduler and callback (``tuning``) a
 from __future__ import annotations
 
 import errno
-import itertools
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 from rlhf_core.errors import ConfigError
@@ -27,80 +25,11 @@ from sweeps.outcomes import Outcome, State
 from sweeps.places import ClusterView
 from sweeps.record import RunDirectory
 from sweeps.services import NoServices, Services
+from sweeps.trial_record import TrialRecord
 
 BY_COMMAND = "stopped by `rlhf-sweep stop`"
 # Of the journal of the study as well, which the run directory does not write itself.
 DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
-# Keys of Tune's result that belong to the protocol between trial and driver, not to the metrics.
-PROTOCOL = (
-    "outcome",
-    "reason",
-    "traceback",
-    "placement",
-    "durations",
-    "iteration",
-    "events",
-    "full",
-)
-
-
-@dataclass(frozen=True)
-class Wish:
-    """What a user asked of a trial that runs: ``stop`` or ``pause``, by the command of this id."""
-
-    action: str
-    command: str
-
-
-@dataclass
-class TrialRecord:
-    """What the driver knows of a trial."""
-
-    trial: str
-    number: int
-    params: dict[str, Any]
-    state: State = State.QUEUED
-    outcome: Outcome | None = None
-    reason: str = ""
-    iteration: int = 0
-    value: float | None = None
-    finals: dict[str, float] = field(default_factory=dict)
-    retries: int = 0
-    times: dict[str, float] = field(default_factory=dict)
-    durations: dict[str, float] = field(default_factory=dict)
-    services: dict[str, dict[str, Any]] = field(default_factory=dict)
-    # Seconds of each phase in former stays; the last iterations that were recorded and judged; what a user asked.
-    spent: dict[str, float] = field(default_factory=dict)
-    reported: int = -1
-    judged: int = -1
-    wish: Wish | None = None
-
-    @property
-    def began(self) -> float | None:
-        """When its processes were placed, in seconds since the epoch."""
-        return self.times.get("placed")
-
-    @property
-    def ended(self) -> bool:
-        """Whether nothing of it runs or waits for a place; a paused one goes on later."""
-        return self.state in (State.ENDED, State.INTERRUPTED, State.PAUSED)
-
-    @property
-    def phases(self) -> dict[str, float]:
-        """Seconds of each phase, those of former stays included."""
-        times, steps = self.times, ("queued", "placed", "started", "ended")
-        names = dict(zip(steps[1:], ("queue", "start", "run"), strict=True))
-        spans = {
-            names[later]: times[later] - times[earlier]
-            for earlier, later in itertools.pairwise(steps)
-            if earlier in times and later in times
-        }
-        own = {**spans, **self.durations}
-        return {name: self.spent.get(name, 0.0) + own.get(name, 0.0) for name in self.spent | own}
-
-    def requeue(self, now: float) -> None:
-        """Another stay begins; what the last one took is kept."""
-        self.spent, self.durations, self.times = self.phases, {}, {"queued": now}
 
 
 class SweepDriver:

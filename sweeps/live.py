@@ -11,9 +11,10 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from sweeps.driver import SweepDriver, TrialRecord
+from sweeps.driver import SweepDriver
 from sweeps.outcomes import Outcome, State
 from sweeps.picture import draw_trial
+from sweeps.trial_record import TrialRecord
 
 SHOWN, SHOWN_WAITING = 12, 3
 

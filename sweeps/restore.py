@@ -5,9 +5,10 @@ from __future__ import annotations
 import time
 
 from sweeps.control import Inbox
-from sweeps.driver import SweepDriver, TrialRecord
+from sweeps.driver import SweepDriver
 from sweeps.history import Ended, History, Past
 from sweeps.outcomes import Outcome, State
+from sweeps.trial_record import TrialRecord
 
 
 def restore(driver: SweepDriver, history: History) -> None:
