@@ -12,7 +12,7 @@ from sweeps.load import SEED, Loaded
 from sweeps.outcomes import Outcome
 
 if TYPE_CHECKING:
-    from sweeps.driver import TrialRecord
+    from sweeps.trial_record import TrialRecord
 
 
 class Choice:

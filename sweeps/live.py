@@ -11,9 +11,10 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from sweeps.driver import SweepDriver, TrialRecord
+from sweeps.driver import SweepDriver
 from sweeps.outcomes import Outcome, State
 from sweeps.picture import draw_trial
+from sweeps.trial_record import TrialRecord
 
 SHOWN, SHOWN_WAITING = 12, 3
 
@@ -116,6 +117,8 @@ def _counts(driver: SweepDriver) -> str:
     cut = sum(record.state is State.INTERRUPTED for record in records)
     text = f"{done}/{driver.loaded.config.search.trials} trials done"
     text += f", {cut} interrupted" if cut else ""
+    paused = sum(record.state is State.PAUSED for record in records)
+    text += f", {paused} paused" if paused else ""
     if tests:
         text += f", {sum(r.state is State.ENDED for r in tests)}/{len(tests)} test runs"
     waiting = len(driver.waiting.shown)

@@ -18,7 +18,8 @@ from sweeps.outcomes import Outcome, State
 from sweeps.record import storage_root
 
 if TYPE_CHECKING:
-    from sweeps.driver import SweepDriver, TrialRecord
+    from sweeps.driver import SweepDriver
+    from sweeps.trial_record import TrialRecord
 
 
 def pause(driver: SweepDriver, record: TrialRecord) -> None:

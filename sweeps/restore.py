@@ -7,10 +7,11 @@ import time
 from sweeps import pausing
 from sweeps.choice import Choice
 from sweeps.control import Inbox
-from sweeps.driver import SweepDriver, TrialRecord, numbers
+from sweeps.driver import SweepDriver, numbers
 from sweeps.history import Ended, History, Past
 from sweeps.load import Loaded
 from sweeps.outcomes import Outcome, State
+from sweeps.trial_record import TrialRecord
 
 
 def restore(driver: SweepDriver, history: History) -> None:

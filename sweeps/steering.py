@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING
 
 from rlhf_core.errors import ConfigError
 from sweeps.control import Command, check
-from sweeps.driver import BY_COMMAND, Wish
+from sweeps.driver import BY_COMMAND
 from sweeps.outcomes import Outcome, State
+from sweeps.trial_record import TrialRecord, Wish
 
 if TYPE_CHECKING:
-    from sweeps.driver import SweepDriver, TrialRecord
+    from sweeps.driver import SweepDriver
 
 
 def steer(driver: SweepDriver, pending: Collection[str] = ()) -> list[str]:

@@ -181,11 +181,7 @@ class Sweep:
                 )
             # Ray took the signal for itself when it started.
             connected.enter_context(sigterm_interrupts())
-            if before is None:
-                directory.mkdir(parents=True, exist_ok=True)
-                stack.enter_context(claimed(directory))
-                check_target(directory)
-            driver = self._drive(directory, before, nodes, console)
+            driver = self._drive(directory, before, nodes, console, stack)
         self.loaded = driver.loaded
         for problem in driver.problems:
             console.print(f"[red]a plug-in failed and was passed over:[/red] {problem}")
@@ -194,9 +190,14 @@ class Sweep:
         return (*_left_open(driver), *rejected)
 
     def _drive(
-        self, directory: Path, before: Before | None, nodes: list[Node], console: Console
+        self,
+        directory: Path,
+        before: Before | None,
+        nodes: list[Node],
+        console: Console,
+        stack: contextlib.ExitStack,
     ) -> SweepDriver:
-        """Runs the trials on the connected cluster."""
+        """Runs the trials on the connected cluster; ``stack`` then holds the directory of a new sweep."""
         from sweeps.tuning import cluster, runner
         from sweeps.tuning.services import serving
         from sweeps.tuning.study import Study
@@ -205,6 +206,10 @@ class Sweep:
         plan = self.plan(nodes)
         _refuse(plan)
         print_notes(console, filter(None, [spill_note(plan), fit_note(plan)]))
+        if before is None:
+            directory.mkdir(parents=True, exist_ok=True)
+            stack.enter_context(claimed(directory))
+            check_target(directory)
         record = RunDirectory(directory)
         record.write_sweep(
             self.loaded, [asdict(node) for node in nodes], before.document if before else None

@@ -120,6 +120,7 @@ def test_an_interrupted_sweep_leaves_a_directory_that_loads_and_no_process(
     output = running.process.communicate(timeout=60)[0]
     assert running.process.returncode == 130, output
     assert "Traceback" not in output
+    assert f"rlhf-sweep resume {running.out}" in output
     assert running.settled() == []
     sweep = analysis.load(running.out)
     assert set(sweep.trials["state"].astype(str)) == {"interrupted"}
@@ -133,7 +134,9 @@ def test_an_interrupted_sweep_leaves_a_directory_that_loads_and_no_process(
     assert json.loads(status.stdout)["states"]["interrupted"] == len(sweep.trials)
     storage = JournalStorage(JournalFileBackend(str(running.out / "study.log")))
     study = optuna.load_study(study_name="quickstart", storage=storage)
-    assert all(trial.state.is_finished() for trial in study.trials)
+    # They stay open: whoever resumes the sweep goes on with them.
+    open_ = [trial.number for trial in study.trials if not trial.state.is_finished()]
+    assert open_ == sweep.trials["number"].tolist()
 
 
 @pytest.mark.parametrize("end", [interrupt, interrupt_twice, terminate])

@@ -80,13 +80,13 @@ def test_a_journal_without_room_counts_as_well(
     assert driver.broken is FULL
 
 
-class Full(RuntimeError):
+class RoleError(RuntimeError):
     """As Ray hands on the error of a role."""
 
     cause = FULL
 
 
-@pytest.mark.parametrize("error", [FULL, Full("No space left on device")])
+@pytest.mark.parametrize("error", [FULL, RoleError("No space left on device")])
 def test_a_trial_that_found_no_room_does_not_fail(
     driver: SweepDriver, tmp_path: Path, error: Exception
 ) -> None:

@@ -9,11 +9,12 @@ import pytest
 from rich.console import Console
 
 from rlhf_core.runtime.placement import Node
-from sweeps.driver import SweepDriver, TrialRecord
+from sweeps.driver import SweepDriver
 from sweeps.live import LiveView, time_left
 from sweeps.load import load_sweep
 from sweeps.outcomes import Outcome
 from sweeps.record import RunDirectory
+from sweeps.trial_record import TrialRecord
 from sweeps.tuning.study import Study
 
 

@@ -17,11 +17,12 @@ from rlhf_core.runtime.placement import Node
 from rlhf_core.store import LocalStore
 from sweeps import pausing
 from sweeps.decide.scheduling import SavePoints
-from sweeps.driver import SweepDriver, TrialRecord
+from sweeps.driver import SweepDriver
 from sweeps.load import load_sweep
 from sweeps.outcomes import Outcome, State
 from sweeps.programs.base import TrialContext
 from sweeps.record import RunDirectory
+from sweeps.trial_record import TrialRecord
 from sweeps.tuning.study import Study
 
 PBT = {"kind": "pbt", "interval": 2, "quantile": 0.5, "resample": 0.0, "metric": "script/score"}

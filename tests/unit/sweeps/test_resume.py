@@ -196,7 +196,7 @@ def test_a_driver_that_dies_at_any_write_loses_nothing(
     survives(World(tmp_path), undisturbed[0], moments)
 
 
-@pytest.mark.parametrize("write", [5, 37, 61, 62, 63, 100])
+@pytest.mark.parametrize("write", [20, 37, 61, 62, 63, 100])
 def test_a_sweep_goes_on_after_a_full_disk(
     undisturbed: tuple[World, int], tmp_path: Path, write: int
 ) -> None:

@@ -93,5 +93,5 @@ def test_a_sweep_of_which_nothing_is_left_starts_no_cluster(
     record.ledger({**line, "state": "ended", "outcome": "completed", "reason": ""})
     argv = ["run", sweep_file(tmp_path), "--out", str(out), "--resume"]
     assert main(argv) == 0
-    assert "nothing was left to run: all 1 trials have ended" in capsys.readouterr().err
+    assert "nothing was left to run: all 1 trials have ended" in capsys.readouterr().out
     assert json.loads((out / "best.json").read_text())["trial"] == "t0000"

@@ -16,11 +16,12 @@ from sweeps.decide.selection import (
     fresh_seeds,
     planned_runs,
 )
-from sweeps.driver import SweepDriver, TrialRecord
+from sweeps.driver import SweepDriver
 from sweeps.load import load_sweep
 from sweeps.outcomes import Outcome
 from sweeps.record import RunDirectory
 from sweeps.results import chosen
+from sweeps.trial_record import TrialRecord
 from sweeps.tuning.study import Study
 
 RULE = Rule(top=4, seeds=3, share=0.35)
