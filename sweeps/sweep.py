@@ -162,6 +162,7 @@ class Sweep:
             )
             runner.run(driver, checkpoints, view)
             view.refresh(driver, now_or_never=True)
+        record.write_passed_over(study.rejected)
         return driver
 
     def _store_gb(self) -> float:
