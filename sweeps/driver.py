@@ -163,7 +163,7 @@ class SweepDriver:
         self._line(record)
 
     def _refusal(self, params: Mapping[str, Any]) -> str | None:
-        found = self.loaded.program.check(self.loaded.base, params)
+        found = self.loaded.broken(params)
         if found:
             return found[0]
         plan = self.loaded.program.placement(self.loaded.base, params)
