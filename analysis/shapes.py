@@ -150,6 +150,7 @@ SWEEP = record(
         "objective": record({"metric": text, "direction": text}),
         "constraints": either(text, listed(text)),
         "trials": within(0, MOST_TRIALS, whole=True),
+        "passed_over": _COUNT,
         "rehearsed": flag,
     }
 )

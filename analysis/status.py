@@ -28,7 +28,8 @@ def status(sweep: Sweep, now: float | None = None) -> dict[str, Any]:
             directory gives the same answer whenever it is read.
 
     Returns:
-        Plain data. ``name``, ``asked``, ``ended``, ``finished`` (bool), ``states`` and ``outcomes``
+        Plain data. ``name``, ``asked``, ``passed_over`` (proposals that broke a rule of the
+        space), ``ended``, ``finished`` (bool), ``states`` and ``outcomes``
         (name: count), ``elapsed`` and ``idle`` (seconds since the first ledger line, and since the
         last sign of life; ``elapsed`` ends with the last ledger line where no trial is under way,
         and leaves out the time between the end of a driver and the resumption of its sweep),
@@ -47,6 +48,7 @@ def status(sweep: Sweep, now: float | None = None) -> dict[str, Any]:
         "name": sweep.name,
         "metric": _metric(sweep),
         "asked": sweep.asked,
+        "passed_over": int(sweep.info.get("passed_over") or 0),
         "ended": ended,
         "finished": ended >= sweep.asked and tested == len(tests),
         "tests": {"begun": len(tests), "ended": tested},
@@ -224,6 +226,10 @@ def _headline(found: dict[str, Any]) -> Lines:
         if found["idle"]:
             times.append(f"last sign of life {duration(found['idle'])} ago")
     lines.append(("  " + " · ".join(times), ""))
+    if found["passed_over"]:
+        made = found["passed_over"] + sum(found["states"].values())
+        share = found["passed_over"] / made
+        lines.append((f"  {share:.0%} of {made} proposals broke a rule of the space", ""))
     if found["best"]:
         best = found["best"]
         lines.append(

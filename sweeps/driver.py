@@ -220,7 +220,7 @@ class SweepDriver:
         return found
 
     def _refusal(self, record: TrialRecord) -> str | None:
-        found = self.loaded.program.check(self.loaded.base, record.params)
+        found = self.loaded.broken(record.params)
         if found:
             return found[0]
         return shortfall(self.plan(record), self.services.room(self.nodes))

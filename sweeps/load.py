@@ -61,10 +61,14 @@ class Loaded:
         """Whether points that the cluster cannot hold are drawn again, instead of refused or recorded."""
         return any(rule.kind == FITS_CLUSTER for rule in self.space.rules)
 
+    def broken(self, params: Mapping[str, Any]) -> list[str]:
+        """Rules of the space that a configuration breaks, else what is wrong with it for the program."""
+        return self.space.broken(params, self.values) or self.program.check(self.base, params)
+
     def checker(
         self, unfit: Callable[[Mapping[str, Any]], str | None]
     ) -> Callable[[Mapping[str, Any]], list[str]]:
-        """What a proposed configuration breaks: rules of the space, else of the program, else of the cluster.
+        """What a proposed configuration breaks: as ``broken``, or that the cluster cannot hold it.
 
         Args:
             unfit: Why the cluster holds no trial with these parameters, or None; asked where the space has the
@@ -72,10 +76,9 @@ class Loaded:
         """
 
         def check(params: Mapping[str, Any]) -> list[str]:
-            found = self.space.broken(params, self.values)
-            found = found or self.program.check(self.base, params)
+            found = self.broken(params)
             lack = unfit(params) if self.must_fit and not found else None
-            return [lack] if lack else list(found)
+            return [lack] if lack else found
 
         return check
 

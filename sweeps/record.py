@@ -146,6 +146,11 @@ class RunDirectory:
         self._document |= settings(loaded)
         self._put("sweep.json", self._document)
 
+    def write_passed_over(self, count: int) -> None:
+        """``passed_over`` of ``sweep.json``: proposals that broke a rule of the space."""
+        document = json.loads(self.store.get("sweep.json"))
+        self._put("sweep.json", {**document, "passed_over": count})
+
     def write_trial(self, trial: str, config: Mapping[str, Any], params: Mapping[str, Any]) -> None:
         """``config.json`` and ``params.json`` of a trial."""
         self._put(f"trials/{trial}/config.json", config)

@@ -105,3 +105,12 @@ def test_rendered_lines_fit_and_say_what_there_is(every_outcome):
     assert "1 running" in text
     assert "best so far t0001: eval/heldout 2" in text
     assert "1 failed (t0005): ValueError: boom" in text
+
+
+def test_proposals_that_broke_a_rule_are_told_with_their_share(builder):
+    builder.completed("t0000", 1.0)
+    assert analysis.status(analysis.load(builder.path))["passed_over"] == 0
+    assert "proposals" not in rendered(analysis.load(builder.path))
+    builder.write("sweep.json", builder.info | {"passed_over": 3})
+    assert analysis.status(analysis.load(builder.path))["passed_over"] == 3
+    assert "75% of 4 proposals broke a rule of the space" in rendered(analysis.load(builder.path))

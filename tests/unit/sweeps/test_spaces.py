@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +17,15 @@ from sweep_helpers import SPACE
 from rlhf_core.config.io import parse_yaml
 from rlhf_core.errors import ConfigError
 from rlhf_core.metrics import CATALOGUE
+from rlhf_core.runtime.placement import Node
 from search_spaces import Choice, Constant, Float, Pow2, Space, presets
 from sweeps.commands.overrides import parse_overrides
+from sweeps.driver import SweepDriver
 from sweeps.load import Loaded, load_sweep
+from sweeps.outcomes import Outcome
 from sweeps.plan import fit_note, plan_sweep, unfit
 from sweeps.programs.ppo import PPOProgram
+from sweeps.record import RunDirectory
 from sweeps.schema import sweep_schema
 from sweeps.spaces import (
     corner_points,
@@ -302,6 +307,20 @@ def test_what_is_asked_for_keeps_the_rules_and_the_rest_is_counted(tmp_path: Pat
     (note,) = rejection_note(study.rejected, len(asked))
     assert note.startswith(f"{study.rejected} of {study.rejected + 12} proposed configurations (")
     assert rejection_note(0, 12) == []
+
+
+def test_a_configuration_that_breaks_a_rule_never_runs(tmp_path: Path) -> None:
+    space = {"x": {"float": [0.0, 9.0]}, "rules": [{"at_most": ["x", "steps"]}]}
+    loaded = load_sweep({**SCRIPT, "space": space})
+    # A hundred refusals in a row, and the study hands out the last one.
+    search = loaded.config.search.model_copy(update={"trials": 1, "points": ({"x": 8.0},)})
+    loaded = replace(loaded, config=loaded.config.model_copy(update={"search": search}))
+    study = Study(tmp_path, "s", search, loaded.space, lambda params: [])
+    driver = SweepDriver(loaded, RunDirectory(tmp_path), study, [Node("a", 8.0, 0.0, 8.0)], 1)
+    assert driver.next_trial() is None
+    (record,) = driver.records.values()
+    assert (record.outcome, record.params) == (Outcome.INFEASIBLE, {"x": 8.0})
+    assert record.reason.startswith("rule x <= steps is broken by x = 8, steps = 3")
 
 
 def test_rules_that_refuse_most_of_a_space_are_told() -> None:
