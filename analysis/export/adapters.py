@@ -47,9 +47,7 @@ def adapter_rules(
     ]
     if dropout is not None:
         name = dropout
-        rules.append(
-            rule(DROPOUT, name, 0, lambda case: Told(all_of(name, case[DROPOUT])), number)
-        )
+        rules.append(rule(DROPOUT, name, 0, lambda case: Told(all_of(name, case[DROPOUT])), number))
     return rules
 
 

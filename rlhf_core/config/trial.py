@@ -112,7 +112,8 @@ class OptimConfig(Group):
         "none", "What DeepSpeed keeps in the host's memory: the optimiser, or weights as well."
     )
     gradient_checkpointing: bool = option(
-        False, "Layers are computed again in the backward pass instead of kept: less memory, more time."
+        False,
+        "Layers are computed again in the backward pass instead of kept: less memory, more time.",
     )
     autocast: Literal["off", "bfloat16"] = option(
         "off", "Type of matrix products in passes of policy and critic over float32 weights."

@@ -31,7 +31,7 @@ def parameters_of(source: str) -> int | None:
 
 
 def tensors_of(source: str) -> list[tuple[str, list[int]]]:
-    """Names and shapes in the safetensors files of a model folder, or of a hub id in the local cache; else none."""
+    """Names and shapes of a model folder's safetensors, or of a hub id's in the local cache; else none."""
     folder: Path | None = Path(source).expanduser()
     if folder is not None and not folder.is_dir():
         folder = _cached(source)

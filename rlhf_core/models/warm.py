@@ -109,9 +109,7 @@ class Shelf:
             found.proven = True
         return found.model  # type: ignore[return-value]
 
-    def share(
-        self, key: Hashable, device: torch.device, read: Callable[[torch.device], M]
-    ) -> M:
+    def share(self, key: Hashable, device: torch.device, read: Callable[[torch.device], M]) -> M:
         """The model ``key`` for all roles that ask; none of them may change it."""
         lent = next((m for m in self._lent if (m.owner, m.key) == (SHARED, key)), None)
         return self.take(SHARED, key, device, read) if lent is None else lent.model  # type: ignore[return-value]

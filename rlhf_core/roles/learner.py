@@ -12,10 +12,10 @@ from rlhf_core.assets import Assets
 from rlhf_core.config.trial import TrialConfig
 from rlhf_core.engines.base import trained
 from rlhf_core.errors import DivergedError
-from rlhf_core.models.forward import logprobs, logprobs_and_entropy
 from rlhf_core.models.adapted import adapted_policy
+from rlhf_core.models.forward import logprobs, logprobs_and_entropy
 from rlhf_core.models.lora import plain_weights
-from rlhf_core.models.weights import GROUP, Detached, Bucket, Header, buckets_of, header_of, send
+from rlhf_core.models.weights import GROUP, Bucket, Detached, Header, buckets_of, header_of, send
 from rlhf_core.ppo.aggregation import Normalizer
 from rlhf_core.ppo.correction import correct
 from rlhf_core.ppo.losses import entropy_bonus, kl_loss, policy_loss

@@ -58,9 +58,7 @@ class Trainer(Member):
     def engine(self) -> TrainingEngine:
         """What trains the model; ranks that sit in a group have made it together."""
         if self._engine is None:
-            self._engine = build_engine(
-                self._config, self.role, self.model, lambda: self.group
-            )
+            self._engine = build_engine(self._config, self.role, self.model, lambda: self.group)
         return self._engine
 
     def join(self, context: CallContext, seat: Seat) -> None:
@@ -171,7 +169,9 @@ class Trainer(Member):
         lengths = rollout.lengths_B[list(rows)].tolist()
         shares = [[rows[i] for i in share] for share in balanced(lengths, self.group.size)]
         asked = range(self.group.size) if self.engine.aligned else [self.group.rank]
-        groups = {r: split_rows(rollout, shares[r], size, tokens) if shares[r] else [] for r in asked}
+        groups = {
+            r: split_rows(rollout, shares[r], size, tokens) if shares[r] else [] for r in asked
+        }
         mine = groups[self.group.rank]
         return mine + [[]] * (max(map(len, groups.values())) - len(mine))
 

@@ -1,4 +1,4 @@
-"""Every training engine, on one and two processes, trains what plain torch trains on one, and keeps what it trained.
+"""Every training engine, on one and two processes, trains what plain torch trains on one, and keeps it.
 
 One pair of processes runs all cases one after another, since a process takes seconds to start.
 """
@@ -112,9 +112,7 @@ def _moved(one: Found) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case["name"])
-def test_losses_and_steps_are_those_of_one_process(
-    found: tuple[Found, Path], case: Found
-) -> None:
+def test_losses_and_steps_are_those_of_one_process(found: tuple[Found, Path], case: Found) -> None:
     got, want = found[0][case["name"]], found[0][_reference(case)]
     assert got["end"].keys() == want["end"].keys()
     for ours, theirs in zip(got["metrics"], want["metrics"], strict=True):

@@ -19,9 +19,15 @@ HALF = {"model.dtype": "bfloat16"}
 @pytest.mark.parametrize(
     ("values", "line"),
     [
-        ({"optim.zero_stage": 3}, "optim.zero_stage 3 has no effect: it belongs to the engine deepspeed"),
+        (
+            {"optim.zero_stage": 3},
+            "optim.zero_stage 3 has no effect: it belongs to the engine deepspeed",
+        ),
         ({"optim.offload": "all"}, "optim.offload 'all' has no effect: it belongs to the engine"),
-        ({**ZERO, "optim.offload": "all"}, "'all' needs optim.zero_stage 3, but it is 2; change either"),
+        (
+            {**ZERO, "optim.offload": "all"},
+            "'all' needs optim.zero_stage 3, but it is 2; change either",
+        ),
         (
             {**ZERO, "optim.zero_stage": 0, "optim.offload": "optimizer"},
             "'optimizer' needs optim.zero_stage 1 or more, but it is 0; change either",
@@ -35,7 +41,10 @@ HALF = {"model.dtype": "bfloat16"}
             "sync.transport 'collective' needs whole weights on the learner's first rank",
         ),
         ({**HALF, "optim.autocast": "bfloat16"}, "optim.autocast 'bfloat16' has no effect"),
-        ({"model.lora.dropout": 0.1}, "model.lora.dropout 0.1 has no effect: it belongs to adapters"),
+        (
+            {"model.lora.dropout": 0.1},
+            "model.lora.dropout 0.1 has no effect: it belongs to adapters",
+        ),
         ({**LORA, "model.lora.targets": ()}, "model.lora.targets must name a module, but is empty"),
         (
             {**LORA, "model.lora.targets": ("q_proj", "all-linear")},

@@ -51,9 +51,7 @@ def test_the_lean_forward_is_that_of_peft(zoo: Zoo, family: str) -> None:
     assert llama.is_llama(learner.model.model)
     names = list(adapted(learner.model))
     plain = load_policy(trial_config(zoo, family).model.policy or "", "float32", CPU)
-    theirs = get_peft_model(
-        plain, LoraConfig(r=4, lora_alpha=7, target_modules=names)
-    )  # type: ignore[arg-type]
+    theirs = get_peft_model(plain, LoraConfig(r=4, lora_alpha=7, target_modules=names))  # type: ignore[arg-type]
     ours = {f"base_model.model.{n}": p for n, p in learner.model.named_parameters()}
     theirs.load_state_dict(ours, strict=False)
     assert ours.keys() == dict(theirs.named_parameters()).keys()
