@@ -8,7 +8,7 @@ from rlhf_core.config.trial import OptimConfig, TrialConfig
 
 
 def sharding(optim: OptimConfig, *, half: bool) -> dict[str, Any]:
-    """What is sharded, where it lies, and in which types: the sections ``zero_optimization``, ``bf16``, ``data_types``.
+    """The sections that say what is sharded, where it lies, and in which types it is added up.
 
     Args:
         optim: ``zero_stage`` and ``offload`` count.

@@ -78,8 +78,8 @@ def _broken_engine(config: TrialConfig) -> list[str]:
         )
     if optim.zero_stage == 3 and config.sync.transport == "collective":
         problems.append(
-            "sync.transport 'collective' needs whole weights on the learner's first rank, which optim.zero_stage 3 "
-            "shards; use object_store or a lower stage"
+            "sync.transport 'collective' needs whole weights on the learner's first rank, which "
+            "optim.zero_stage 3 shards; use object_store or a lower stage"
         )
     return problems
 
@@ -90,6 +90,6 @@ def _broken_offload(config: TrialConfig) -> list[str]:
     if optim.engine == "torch" or optim.zero_stage >= least:
         return []
     return [
-        f"optim.offload {optim.offload!r} needs optim.zero_stage {least}{'' if least == 3 else ' or more'}, but it "
-        f"is {optim.zero_stage}; change either"
+        f"optim.offload {optim.offload!r} needs optim.zero_stage {least}{'' if least == 3 else ' or more'}, but "
+        f"it is {optim.zero_stage}; change either"
     ]

@@ -1,17 +1,16 @@
 """DeepSpeed: optimiser, gradients and weights sharded over the ranks of a role (ZeRO).
 
 DeepSpeed needs torch's default process group, so a process trains over the ranks of one role only; roles that are
-alone in it share a group of one. Its optimiser is torch's AdamW, also for what is kept in the host's memory, so that
-nothing has to be compiled.
+alone in it share a group of one. Its optimiser is torch's AdamW, also for what lies in the host's memory: nothing
+has to be compiled.
 """
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -105,7 +104,7 @@ class DeepSpeedEngine:
 
     def whole(self, parameters: Iterable[nn.Parameter]) -> AbstractContextManager[None]:
         if not self.sharded:
-            return contextlib.nullcontext()
+            return nullcontext()
         gathered: AbstractContextManager[None] = self._gathered(list(parameters))
         return gathered
 
@@ -146,12 +145,11 @@ class DeepSpeedEngine:
                 self.optimizer.state[flat] = {"step": steps.to(flat.device).clone(), **moments}
         for name, parameter in named.items():
             whole, shard = tensors[f"model.{name}"], self._shard(parameter)
-            with (
-                self._gathered([parameter], modifier_rank=0)
-                if self.sharded
-                else contextlib.nullcontext()
-            ):
-                parameter.data.copy_(whole) if parameter.numel() else None
+            # Rank 0's is handed out where weights are sharded.
+            keeps = self._gathered([parameter], modifier_rank=0) if self.sharded else nullcontext()
+            with keeps:
+                if parameter.numel():
+                    parameter.data.copy_(whole)
             shard.write(shard.flat, whole)
             for key in WIDE_MOMENTS if f"optim.{name}.step" in tensors else ():
                 shard.write(self.optimizer.state[shard.flat][key], tensors[f"optim.{name}.{key}"])

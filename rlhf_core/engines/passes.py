@@ -1,4 +1,4 @@
-"""How passes of a trained model run: in which type, what is kept for the backward pass, which inputs are left out."""
+"""How passes of a trained model run: in which type, what they keep, which inputs of adapters they leave out."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where DeepSpeed keeps a parameter's float32 weights and moments on this rank, and whole ones out of all ranks' parts."""
+"""Where DeepSpeed keeps float32 weights and moments of a parameter on this rank; whole ones out of all parts."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """A lean decode path for the Llama family: the module's own weights, a preallocated cache, few operations a layer.
 
 The Hugging Face module spends most of a small model's decode step on bookkeeping. Here a step is the arithmetic
-alone; adapters are merged where the weights are copied anyway, and computed beside them elsewhere. Anything that is
-not plainly Llama-shaped (sliding windows, other norms) is left to the fallback.
+alone; adapters are merged where the weights are copied anyway, and computed beside them elsewhere. Anything that
+is not plainly Llama-shaped (sliding windows, other norms) is left to the fallback.
 """
 
 from __future__ import annotations

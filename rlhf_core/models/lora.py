@@ -114,9 +114,7 @@ def adapted(model: nn.Module) -> dict[str, Any]:
 
 def plain_weights(
     model: nn.Module,
-    whole: Callable[[Iterable[nn.Parameter]], AbstractContextManager[None]] = lambda _: (
-        nullcontext()
-    ),
+    whole: Callable[[Iterable[nn.Parameter]], AbstractContextManager[None]] = nullcontext,
 ) -> Iterator[tuple[str, Tensor]]:
     """The weights as a model without adapters names them, adapters merged; one tensor at a time.
 

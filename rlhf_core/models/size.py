@@ -88,7 +88,7 @@ def parameters_of(source: str) -> int | None:
 
 
 def tensors_of(source: str) -> list[tuple[str, list[int]]]:
-    """Names and shapes in the safetensors files of a model folder, or of a hub id in the local cache; else none."""
+    """Names and shapes of a model folder's safetensors, or of a hub id's in the local cache; else none."""
     folder = _folder(source)
     return list(_tensors(folder)) if folder is not None else []
 

@@ -1,16 +1,18 @@
-"""Every training engine, on one and two processes, trains what plain torch trains on one, and keeps what it trained.
+"""Every training engine, on one and two processes, trains what plain torch trains on one, and keeps it.
 
 One pair of processes runs all cases one after another, since a process takes seconds to start.
 """
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import os
 import pickle
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +27,7 @@ from rlhf_core.models.load import load_policy
 TOLERANCE = 1e-3
 HELPER = Path(__file__).parents[1] / "helpers" / "engine_ranks.py"
 Found = dict[str, Any]
+Seen = tuple[dict[str, Found], Path]
 
 
 def _zero(stage: int, **more: Any) -> dict[str, Any]:
@@ -41,14 +44,23 @@ ENGINES: dict[str, dict[str, Any]] = {
     "zero2, optimiser in host memory": _zero(2, **{"optim.offload": "optimizer"}),
     "zero3, all in host memory": _zero(3, **{"optim.offload": "all"}),
 }
-PLAIN = ("torch", "zero1", "zero2", "zero3")
-# (engine, ranks, role, options beside, what it is compared with)
-ALIKE = [
-    *((engine, ranks, "learner", {}) for engine in PLAIN for ranks in (1, 2)),
+# Engine, ranks, role and options beside, first those of the default run.
+ALIKE: list[tuple[str, int, str, dict[str, Any]]] = [
+    ("torch", 2, "learner", {}),
+    ("zero1", 2, "learner", {}),
+    ("zero2", 2, "learner", {}),
+    ("zero3", 1, "learner", {}),
+    ("zero3", 2, "learner", {}),
     ("zero0", 2, "critic", {}),
+    ("zero3, all in host memory", 2, "critic", {}),
+]
+MORE: list[tuple[str, int, str, dict[str, Any]]] = [
+    ("torch", 1, "learner", {}),
+    ("zero0", 1, "learner", {}),
+    ("zero1", 1, "learner", {}),
+    ("zero2", 1, "learner", {}),
     ("zero3", 2, "critic", {}),
     ("zero2, optimiser in host memory", 2, "critic", {}),
-    ("zero3, all in host memory", 2, "critic", {}),
     ("zero2", 2, "learner", LORA),
     ("zero3", 2, "learner", LORA),
     ("zero3", 2, "learner", {"optim.gradient_checkpointing": True}),
@@ -66,33 +78,58 @@ REFERENCES = {
     (role, lora): _case("torch", 1, role, LORA if lora else {}, name=f"{role} reference {lora}")
     for role, lora in (("learner", False), ("critic", False), ("learner", True))
 }
+
+
+def _resumed(*pairs: tuple[str, str, int]) -> list[Found]:
+    """A checkpoint goes on with another engine and another number of ranks."""
+    return [
+        _case(engine, ranks, "learner", {}, resumed=f"learner, {before}", updates=2,
+              name=f"{before} goes on with {engine}, {ranks}")
+        for before, engine, ranks in pairs
+    ]  # fmt: skip
+
+
+LONG = pytest.mark.long
 CASES = [_case(*case) for case in ALIKE]
-# A checkpoint goes on with another engine and another number of ranks.
-RESUMED = [
-    _case(engine, ranks, "learner", {}, resumed=f"learner, {before}", updates=2,
-          name=f"{before} goes on with {engine}, {ranks}")
-    for before, engine, ranks in (
-        ("zero3, 2", "torch", 1), ("torch, 2", "zero3", 1), ("zero2, 1", "zero3", 2),
-        ("zero3, 1", "zero1", 2), ("zero3, 2", "zero3", 2),
-    )
-]  # fmt: skip
+CASES_LONG = [_case(*case) for case in MORE]
+RESUMED = _resumed(("zero3, 2", "torch", 1), ("torch, 2", "zero3", 2))
+RESUMED_LONG = _resumed(
+    ("zero2, 1", "zero3", 2), ("torch, 1", "zero3", 1), ("zero1, 1", "zero2", 2)
+)
 ON = _case("torch", 1, "learner", {}, resumed="learner reference False", updates=2, name="on")
 
 
+def _marked(cases: list[Found], late: list[Found]) -> Any:
+    marked = [pytest.param(case, marks=LONG, id=case["name"]) for case in late]
+    return pytest.mark.parametrize(
+        "case", [*(pytest.param(case, id=case["name"]) for case in cases), *marked]
+    )
+
+
 @pytest.fixture(scope="module")
-def found(zoo: Zoo, tmp_path_factory: pytest.TempPathFactory) -> tuple[Found, Path]:
-    """What rank 0 found in every case, by its name, and the folder of exports."""
-    folder = tmp_path_factory.mktemp("engines")
-    cases = [*REFERENCES.values(), *CASES, *RESUMED, ON]
+def found(zoo: Zoo, tmp_path_factory: pytest.TempPathFactory) -> Callable[[Found], Seen]:
+    """What rank 0 found in the run that has a case, by the names of its cases, and the folder of exports."""
+
+    @functools.cache
+    def run(late: bool) -> Seen:
+        folder = tmp_path_factory.mktemp("engines")
+        references = [case for key, case in REFERENCES.items() if late or not key[1]]
+        cases = [*CASES_LONG, *RESUMED_LONG] if late else [*CASES, *RESUMED]
+        return _on_two_processes([*references, *cases, ON], zoo, folder)
+
+    return lambda case: run(case in CASES_LONG or case in RESUMED_LONG)
+
+
+def _on_two_processes(cases: list[Found], zoo: Zoo, folder: Path) -> Seen:
     (folder / "cases.json").write_text(json.dumps(cases))
-    command = [sys.executable, str(HELPER), str(folder), pickle.dumps(zoo).hex()]
+    command = [sys.executable, "-W", "ignore", str(HELPER), str(folder), pickle.dumps(zoo).hex()]
     logs = [(folder / f"log{rank}").open("w+") for rank in (0, 1)]
     both = [
         subprocess.Popen([*command, str(rank)], stdout=log, stderr=log, env=dict(os.environ))
         for rank, log in enumerate(logs)
     ]
     try:
-        codes = [process.wait(200) for process in both]
+        codes = [process.wait(220) for process in both]
     finally:
         for process in both:
             process.kill()
@@ -111,9 +148,12 @@ def _moved(one: Found) -> torch.Tensor:
     return torch.cat([(one["end"][n] - one["start"][n]).double().flatten() for n in names])
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case["name"])
-def test_losses_and_steps_are_those_of_one_process(found: tuple[Found, Path], case: Found) -> None:
-    got, want = found[0][case["name"]], found[0][_reference(case)]
+@_marked(CASES, CASES_LONG)
+def test_losses_and_steps_are_those_of_one_process(
+    found: Callable[[Found], Seen], case: Found
+) -> None:
+    seen, _ = found(case)
+    got, want = seen[case["name"]], seen[_reference(case)]
     assert got["end"].keys() == want["end"].keys()
     for ours, theirs in zip(got["metrics"], want["metrics"], strict=True):
         for name, value in repeatable(theirs).items():
@@ -128,30 +168,35 @@ def test_losses_and_steps_are_those_of_one_process(found: tuple[Found, Path], ca
             torch.testing.assert_close(got["end"][name], moment, rtol=1e-2, atol=1e-4)
 
 
-@pytest.mark.parametrize("case", RESUMED, ids=lambda case: case["name"])
+@_marked(RESUMED, RESUMED_LONG)
 def test_a_checkpoint_goes_on_with_another_engine_and_number_of_ranks(
-    found: tuple[Found, Path], case: Found
+    found: Callable[[Found], Seen], case: Found
 ) -> None:
-    got, before, want = (found[0][n] for n in (case["name"], case["resumed"], ON["name"]))
+    seen, _ = found(case)
+    got, before, want = (seen[n] for n in (case["name"], case["resumed"], ON["name"]))
     assert all(torch.equal(got["start"][n], tensor) for n, tensor in before["end"].items())
     step, expected = _moved(got), _moved(want)
     assert float((step - expected).norm()) < 2 * TOLERANCE * float(expected.norm())
     assert int(got["end"][next(n for n in got["end"] if n.endswith(".step"))]) == 14
 
 
-@pytest.mark.parametrize(
-    "case", [c for c in CASES if c["role"] == "learner"], ids=lambda case: case["name"]
-)
-def test_what_leaves_an_engine_is_what_it_trained(found: tuple[Found, Path], case: Found) -> None:
-    got, want = found[0][case["name"]], found[0][_reference(case)]
+def _learners(cases: list[Found]) -> list[Found]:
+    return [case for case in cases if case["role"] == "learner"]
+
+
+@_marked(_learners(CASES), _learners(CASES_LONG))
+def test_what_leaves_an_engine_is_what_it_trained(
+    found: Callable[[Found], Seen], case: Found
+) -> None:
+    seen, folder = found(case)
+    got, want = seen[case["name"]], seen[_reference(case)]
     assert got["header"] == want["header"]
     sent = got["bytes"].view(torch.float32)
     names = [name for name, *_ in got["header"]["tensors"]]
     trained = torch.cat([got["end"][f"model.{name}"].flatten() for name in names])
     assert torch.equal(sent, trained)
     loaded, plain = (
-        load_policy(str(found[1] / name), "float32", CPU)
-        for name in (case["name"], _reference(case))
+        load_policy(str(folder / name), "float32", CPU) for name in (case["name"], _reference(case))
     )
     for (name, one), (_, other) in zip(
         loaded.named_parameters(), plain.named_parameters(), strict=True
@@ -162,20 +207,23 @@ def test_what_leaves_an_engine_is_what_it_trained(found: tuple[Found, Path], cas
     torch.testing.assert_close(got["logprobs"], want["logprobs"], rtol=1e-2, atol=1e-3)
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
+@_marked([case for case in CASES if case["name"].startswith("learner, zero3")], [])
 def test_sharded_weights_are_gathered_tensor_by_tensor(
-    found: tuple[Found, Path], ranks: int
+    found: Callable[[Found], Seen], case: Found
 ) -> None:
-    got, want = found[0][f"learner, zero3, {ranks}"], found[0]["learner reference False"]
+    seen, _ = found(case)
+    got, want = seen[case["name"]], seen["learner reference False"]
     largest = max(math.prod(shape) for _, _, shape in want["header"]["tensors"])
     assert got["left_whole"] == 0
     assert 0 < got["whole_at_once"] <= largest < want["elements"] / 4
 
 
-def test_values_of_sharded_critics_are_those_of_one_process(found: tuple[Found, Path]) -> None:
-    want = found[0]["critic reference False"]["values"]
+@_marked(
+    [case for case in CASES if case["role"] == "critic"],
+    [case for case in CASES_LONG if case["role"] == "critic"],
+)
+def test_values_are_those_of_one_process(found: Callable[[Found], Seen], case: Found) -> None:
+    seen, _ = found(case)
+    want, got = seen["critic reference False"]["values"], seen[case["name"]]["values"]
     assert float(want.abs().max()) > 0.05
-    for case in CASES:
-        if case["role"] == "critic":
-            got = found[0][case["name"]]["values"]
-            torch.testing.assert_close(got, want, rtol=1e-2, atol=1e-4)
+    torch.testing.assert_close(got, want, rtol=1e-2, atol=1e-4)

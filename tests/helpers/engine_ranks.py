@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import pickle
 import sys
+import time
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -128,7 +129,9 @@ def main(folder: Path, zoo: Zoo, rank: int) -> None:
     meet = dist.FileStore(str(folder / "meet"), 2)
     found = {}
     for case in json.loads((folder / "cases.json").read_text()):
+        begin = time.perf_counter()
         found[case["name"]] = run_case(case, rank, zoo, folder, meet)
+        print(case["name"], f"{time.perf_counter() - begin:.1f} s", flush=True)
         # The next one begins when both are here.
         meet.set(f"done/{case['name']}/{rank}", "")
         meet.wait([f"done/{case['name']}/{other}" for other in range(2)])

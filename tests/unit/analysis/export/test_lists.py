@@ -32,7 +32,10 @@ EVERYWHERE = """
 OF_ROLES = ("cpus", "memory_gb", "share", "custom", "labels")
 NO_COUNTERPART = {
     "openrlhf": "sync.bucket_mb eval.every_iterations eval.prompts",
-    "verl": "model.lora.dropout optim.engine optim.zero_stage optim.offload data.prompts reward.mean reward.std reward.overlong_penalty",
+    "verl": """
+        data.prompts reward.mean reward.std reward.overlong_penalty
+        model.lora.dropout optim.engine optim.zero_stage optim.offload
+    """,
     "trl": """
         sync.bucket_mb reward.mean reward.std reward.overlong_penalty
         resources.strategy eval.every_iterations eval.prompts
@@ -40,7 +43,8 @@ NO_COUNTERPART = {
     """,
 }
 DEEPSPEED = """
-    model.dtype optim.engine optim.zero_stage optim.offload ppo.minibatches optim.micro_batch_size optim.micro_batch_tokens
+    model.dtype optim.engine optim.zero_stage optim.offload
+    ppo.minibatches optim.micro_batch_size optim.micro_batch_tokens
     optim.policy.lr optim.policy.beta1 optim.policy.beta2 optim.policy.eps optim.policy.weight_decay
     optim.policy.max_grad_norm optim.policy.schedule optim.policy.warmup_iterations
     optim.policy.horizon_iterations optim.policy.min_lr_ratio
