@@ -53,7 +53,10 @@ def write_gguf(
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
     state = json.loads(tokenizer.backend_tokenizer.to_str())["model"]
-    words = sorted(tokenizer.get_vocab(), key=tokenizer.get_vocab().__getitem__)
+    # The class of the tokenizer may add a token that the model has no row for.
+    words = sorted(tokenizer.get_vocab(), key=tokenizer.get_vocab().__getitem__)[
+        : config.vocab_size
+    ]
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("qwen2")
     writer.add_token_list(words)
