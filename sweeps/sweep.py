@@ -123,10 +123,9 @@ class Sweep:
             raise Interrupted(str(directory))
         with sigterm_interrupts():
             results = write_results(self.loaded, directory, console)
-        if driver.given_up is None:
-            return results
-        note = f"no further trial was started: {driver.given_up}"
-        return replace(results, notes=(note, *results.notes))
+        notes = [f"no further trial was started: {driver.given_up}"] if driver.given_up else []
+        notes += filter(None, [driver.choice.note(driver.records.values())])
+        return replace(results, notes=(*notes, *results.notes))
 
     def _drive(self, directory: Path, nodes: list[Node], console: Console) -> SweepDriver:
         """Runs the trials on the connected cluster."""
