@@ -99,8 +99,8 @@ class Choice:
         if not asked or not self.rule.seeds or not self.rule.top or any(self.rule.runs(spent)):
             return None
         return (
-            f"no trial ran again on test seeds: the search cost {spent:.3g} full trials, of which selection.share = "
-            f"{self.rule.share:g} pays for {int(self.rule.share * spent)} runs; raise it, or search.trials"
+            f"no trial ran again on test seeds: the search cost {spent:.3g} full trials; selection.share = "
+            f"{self.rule.share:g} of it pays for {int(self.rule.share * spent)} runs; raise it, or search.trials"
         )
 
     def waiting(self, records: Collection[TrialRecord]) -> float:
