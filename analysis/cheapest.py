@@ -84,7 +84,7 @@ def cheapest(sweep: Sweep, within: Within) -> Cheapest:
     first, board = best(sweep), leaderboard(sweep)
     board = board[board["why_not"] == ""].set_index("trial")
     name = "value"
-    if "test" in board:
+    if "test" in board and board["test"].notna().any():
         board, name = board[board["test"].notna()], "test"
     metric = _cost_of(sweep, first)
     costs = sweep.trials[f"final.{metric}"].reindex(board.index)

@@ -96,8 +96,27 @@ class Choice:
         left = [run for run in self.planned(records) if run not in begun]
         return (by_id[left[0][0]], left[0][1]) if left else None
 
-    def left(self, records: Collection[TrialRecord]) -> int:
-        """Test runs that have not begun, once the search has ended."""
+    def note(self, records: Collection[TrialRecord]) -> str | None:
+        """Why test runs that were asked for by name were not made, where the search was too small for them."""
+        asked = {"top", "test_seeds", "share"} & self._loaded.config.selection.model_fields_set
+        spent = self.spent(_searched(records))
+        if not asked or not self.rule.seeds or not self.rule.top or any(self.rule.runs(spent)):
+            return None
+        return (
+            f"no trial ran again on test seeds: the search cost {spent:.3g} full trials; selection.share = "
+            f"{self.rule.share:g} of it pays for {int(self.rule.share * spent)} runs; raise it, or search.trials"
+        )
+
+    def waiting(self, records: Collection[TrialRecord]) -> float:
+        """Trials that have not begun: of the search at most, and test runs once it has ended."""
+        config, searched = self._loaded.config, _searched(records)
+        rest: float = config.search.trials - len(searched)
+        if config.budget.full_trials is not None:
+            part = self.rule.search_part(config.budget.full_trials)
+            rest = max(0.0, min(rest, part - self.spent(searched)))
+        return rest + self._left(records)
+
+    def _left(self, records: Collection[TrialRecord]) -> int:
         if not self.most_runs or any(not record.ended for record in _searched(records)):
             return 0
         return len(self.planned(records)) - sum(record.of is not None for record in records)

@@ -137,11 +137,7 @@ def time_left(driver: SweepDriver, iterations: int | None, now: float) -> float 
         return None
     live = driver.live
     rest = [max(0.0, typical - (now - (r.began or now))) for r in live]
-    total = driver.loaded.config.search.trials
-    searched = sum(record.of is None for record in driver.records.values())
-    waiting = (
-        0 if driver.exhausted else total - searched + driver.choice.left(driver.records.values())
-    )
+    waiting = 0.0 if driver.exhausted else driver.choice.waiting(driver.records.values())
     width = max(1, min(driver.max_concurrent, len(live) + waiting))
     return max([(sum(rest) + waiting * typical) / width, *rest])
 

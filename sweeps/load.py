@@ -248,7 +248,7 @@ def _problems(loaded: Loaded) -> list[str]:
 
 def _seed_problems(loaded: Loaded) -> list[str]:
     """Test seeds that no trial can have, or that trials of the search have as well."""
-    asked, base = loaded.config.selection.test_seeds, loaded.base.get(SEED)
+    asked = loaded.config.selection.test_seeds
     keys = loaded.program.keys()
     if SEED not in keys:
         named = "test_seeds" in loaded.config.selection.model_fields_set and asked
@@ -258,11 +258,12 @@ def _seed_problems(loaded: Loaded) -> list[str]:
     if isinstance(asked, int):
         return []
     tuned = loaded.space.get(SEED)
-    used = [
-        seed
-        for seed in asked
-        if (tuned.domain.contains(seed) if tuned else seed == (0 if base is None else base))
-    ]
+    try:
+        base = loaded.program.resolve(loaded.base, {}).get(SEED)
+    except ConfigError:
+        # What is wrong with the base stands in lines of its own.
+        return []
+    used = [s for s in asked if (tuned.domain.contains(s) if tuned else s == base)]
     return [
         f"selection.test_seeds: {seed} is a seed of the search as well; name another one"
         for seed in used

@@ -186,8 +186,9 @@ class Sweep:
         for problem in driver.problems:
             console.print(f"[red]a plug-in failed and was passed over:[/red] {problem}")
         _raise_what_ended(driver)
-        rejected = rejection_note(driver.study.rejected, len(driver.records))
-        return (*_left_open(driver), *rejected)
+        notes = [*_left_open(driver), driver.choice.note(driver.records.values()) or ""]
+        notes += rejection_note(driver.study.rejected, len(driver.records))
+        return tuple(filter(None, notes))
 
     def _drive(
         self,

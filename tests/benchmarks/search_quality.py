@@ -32,7 +32,7 @@ from sweeps.replay.replay import Course, Played, in_full_trials, replay, sweep_o
 from sweeps.replay.table import Table, read_table
 from sweeps.replay.truth import Truth, truth
 
-WORKERS, REPEATS, QUICK = 4, 120, 12
+WORKERS, REPEATS, QUICK = 4, 120, 6
 BUDGETS, MAIN = (12.0, 24.0, 48.0), 24.0
 ALONE: dict[str, Any] = {"selection.test_seeds": 0}
 STRATEGIES: dict[str, dict[str, Any]] = {

@@ -83,6 +83,17 @@ def test_a_finalist_whose_runs_fail_is_behind_one_whose_do_not(builder):
     assert board["why_not"].tolist() == ["", "", "all its test runs failed"]
 
 
+def test_where_all_test_runs_failed_the_search_decides(builder):
+    for trial, value in (("t0000", 1.0), ("t0001", 3.0), ("t0002", 2.0)):
+        builder.completed(trial, value)
+    add_run(builder, "t0003", "t0001", None, outcome="diverged")
+    add_run(builder, "t0004", "nobody", 9.0)
+    sweep = analysis.load(builder.path)
+    assert analysis.best(sweep) == "t0002"
+    assert analysis.cheapest(sweep, analysis.Within.parse("0%")).trial == "t0002"
+    assert verdict(sweep) == ""
+
+
 def test_runs_under_way_do_not_count_yet(chosen):
     about = {"number": None, "purpose": "test", "of": "t0000"}
     for state in ("queued", "placed", "started"):

@@ -78,6 +78,7 @@ def test_a_folder_or_a_pipe_is_no_file_to_write(
         ["status", "{path}"],
         ["best", "{path}"],
         ["inspect", "{path}"],
+        ["replay", "{path}"],
         ["report", "{path}"],
         ["export", "{path}", "--to", "yaml"],
         ["export", str(RECORDED), "--to", "yaml", "--out", "{path}"],

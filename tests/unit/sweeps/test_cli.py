@@ -249,6 +249,7 @@ def test_every_command_has_help(capsys: pytest.CaptureFixture[str]) -> None:
         "prepare",
         "plan",
         "inspect",
+        "replay",
         "doctor",
         "schema",
     ):

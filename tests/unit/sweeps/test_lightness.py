@@ -32,6 +32,7 @@ print(json.dumps([code or 0, sorted({name.split(".")[0] for name in sys.modules}
         ["status", str(RECORDED)],
         ["best", str(RECORDED)],
         ["inspect", str(RECORDED)],
+        ["replay", "--help"],
         ["export", str(RECORDED), "--to", "openrlhf"],
     ],
     ids=" ".join,

@@ -237,3 +237,48 @@ def test_a_program_without_seeds_runs_nothing_again(tmp_path: Path) -> None:
         run(driver, driver.next_trial(), loss)
     assert driver.exhausted
     assert driver.most_trials == 3
+
+
+def test_a_search_too_small_for_test_runs_says_so_where_they_were_asked_for(tmp_path: Path) -> None:
+    for selection, told in (({"top": 3, "test_seeds": 2}, True), ({}, False)):
+        driver = make(tmp_path / str(told), selection=selection)
+        for loss in (3.0, 1.0, 2.0):
+            run(driver, driver.next_trial(), loss)
+        note = driver.choice.note(driver.records.values())
+        assert driver.exhausted
+        assert (note is not None) is told
+        assert "the search cost 3 full trials" in (note or "the search cost 3 full trials")
+
+
+def test_what_is_left_counts_test_runs_once_they_are_known(tmp_path: Path) -> None:
+    driver = make(tmp_path)
+    counts = [driver.choice.waiting(driver.records.values())]
+    while (record := driver.next_trial()) is not None:
+        run(driver, record, 1.0)
+        counts.append(driver.choice.waiting(driver.records.values()))
+    assert counts == [3, 2, 1, 4, 3, 2, 1, 0]
+
+
+def test_time_that_is_over_starts_neither_search_nor_test_runs(tmp_path: Path) -> None:
+    driver = make(tmp_path, budget={"minutes": 3})
+    for loss in (3.0, 1.0, 2.0):
+        run(driver, driver.next_trial(), loss)
+    assert driver.next_trial() is not None
+    driver.started -= 181
+    assert driver.next_trial() is None
+    assert driver.exhausted
+
+
+def test_the_search_leaves_time_for_its_test_runs(tmp_path: Path) -> None:
+    values = {
+        "search": {"trials": 99, "objective": "script/loss", "direction": "minimize"},
+        "budget": {"minutes": 3},
+    }
+    driver = make(tmp_path, **values)
+    run(driver, driver.next_trial(), 1.0)
+    run(driver, driver.next_trial(), 2.0)
+    # A share of 2 keeps two thirds of the time once test runs can be paid for.
+    driver.started -= 70
+    record = driver.next_trial()
+    assert record is not None
+    assert record.purpose == "test"
