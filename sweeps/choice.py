@@ -25,7 +25,7 @@ class Choice:
     def __init__(self, loaded: Loaded) -> None:
         self._loaded, selection = loaded, loaded.config.selection
         # Whether the searcher has nothing left to propose.
-        self.spent = False
+        self.ran_out = False
         asked = selection.test_seeds
         count = asked if isinstance(asked, int) else len(asked)
         keys = loaded.program.keys()
@@ -43,7 +43,7 @@ class Choice:
     def may_search(self, records: Collection[TrialRecord], elapsed: float) -> bool:
         """Whether the budget lets another trial of the search start now."""
         budget, searched = self._loaded.config.budget, _searched(records)
-        spent = self.bill(searched)
+        spent = self.spent(searched)
         if budget.minutes is not None:
             kept = self.rule.share / (1 + self.rule.share) if any(self.rule.runs(spent)) else 0.0
             if elapsed > 60 * budget.minutes * (1 - kept):
@@ -54,7 +54,7 @@ class Choice:
 
     def over(self, records: Collection[TrialRecord], elapsed: float) -> bool:
         """Whether no trial of the search will start any more."""
-        if self.spent:
+        if self.ran_out:
             return True
         limits = (self._loaded.config.budget.minutes, self._loaded.config.budget.full_trials)
         if limits == (None, None) and len(records) < self._loaded.config.search.trials:
@@ -76,7 +76,7 @@ class Choice:
         waits = searching and self.most_runs > 0
         return not waits and self.next_run(records, elapsed) is None
 
-    def bill(self, records: Collection[TrialRecord]) -> float:
+    def spent(self, records: Collection[TrialRecord]) -> float:
         """What trials cost, in full trials; one that runs counts as a whole one."""
         longest = self._horizon or max((r.iteration for r in records), default=0) or 1
         return sum(min(1.0, r.iteration / longest) if r.ended else 1.0 for r in records)
@@ -124,7 +124,7 @@ class Choice:
     def planned(self, records: Collection[TrialRecord]) -> list[tuple[str, int]]:
         """``(finalist, seed)`` of all test runs of a search that has ended."""
         searched, total = _searched(records), self._loaded.config.budget.full_trials
-        spent = self.bill(searched)
+        spent = self.spent(searched)
         if total is not None:
             spent = min(len(searched), total / (1 + self.rule.share))
         top, count = self.rule.runs(spent)

@@ -124,7 +124,7 @@ class SweepDriver:
         """Whether no further trial is to start."""
         if self.interrupted or self.given_up is not None:
             return True
-        self.choice.spent = self.study.spent
+        self.choice.ran_out = self.study.spent
         elapsed = self.clock() - self.started
         return self.choice.done(self.records.values(), elapsed, bool(self.paused))
 
@@ -176,7 +176,7 @@ class SweepDriver:
     def _next_record(self) -> TrialRecord | None:
         trial = f"t{len(self.records):04d}"
         records, elapsed = self.records.values(), self.clock() - self.started
-        self.choice.spent = self.study.spent
+        self.choice.ran_out = self.study.spent
         tested = self.choice.next_run(records, elapsed)
         if tested is not None:
             finalist, seed = tested
