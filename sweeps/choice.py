@@ -18,13 +18,14 @@ if TYPE_CHECKING:
 class Choice:
     """Of a sweep; all it says follows from the records it is given.
 
-    Args:
-        loaded: The sweep. A program whose trials have no ``seed`` runs nothing again.
+    Attributes:
+        loaded: The sweep; users may give it more trials while it runs. A program whose trials have no ``seed`` runs
+            nothing again.
+        ran_out: Whether the searcher has nothing left to propose.
     """
 
     def __init__(self, loaded: Loaded) -> None:
-        self._loaded, selection = loaded, loaded.config.selection
-        # Whether the searcher has nothing left to propose.
+        self.loaded, selection = loaded, loaded.config.selection
         self.ran_out = False
         asked = selection.test_seeds
         count = asked if isinstance(asked, int) else len(asked)
@@ -37,12 +38,12 @@ class Choice:
     @property
     def most_runs(self) -> int:
         """How many test runs there can be."""
-        finalists, seeds = self.rule.runs(self._loaded.config.search.trials)
+        finalists, seeds = self.rule.runs(self.loaded.config.search.trials)
         return finalists * seeds
 
     def may_search(self, records: Collection[TrialRecord], elapsed: float) -> bool:
         """Whether the budget lets another trial of the search start now."""
-        budget, searched = self._loaded.config.budget, _searched(records)
+        budget, searched = self.loaded.config.budget, _searched(records)
         spent = self.spent(searched)
         if budget.minutes is not None:
             kept = self.rule.share / (1 + self.rule.share) if any(self.rule.runs(spent)) else 0.0
@@ -56,15 +57,15 @@ class Choice:
         """Whether no trial of the search will start any more."""
         if self.ran_out:
             return True
-        limits = (self._loaded.config.budget.minutes, self._loaded.config.budget.full_trials)
-        if limits == (None, None) and len(records) < self._loaded.config.search.trials:
+        limits = (self.loaded.config.budget.minutes, self.loaded.config.budget.full_trials)
+        if limits == (None, None) and len(records) < self.loaded.config.search.trials:
             return False
         searched = _searched(records)
-        if len(searched) >= self._loaded.config.search.trials:
+        if len(searched) >= self.loaded.config.search.trials:
             return True
         # A running trial that is stopped early may leave enough for another one.
         waits = any(not record.ended for record in searched)
-        timed = self._loaded.config.budget.full_trials is None
+        timed = self.loaded.config.budget.full_trials is None
         return not self.may_search(records, elapsed) and (timed or not waits)
 
     def done(self, records: Collection[TrialRecord], elapsed: float, waiting: bool = False) -> bool:
@@ -85,7 +86,7 @@ class Choice:
         self, records: Collection[TrialRecord], elapsed: float
     ) -> tuple[TrialRecord, int] | None:
         """The next finalist to run again and its seed, once the whole search has ended; None: nothing."""
-        minutes = self._loaded.config.budget.minutes
+        minutes = self.loaded.config.budget.minutes
         late = minutes is not None and elapsed > 60 * minutes
         if late or not self.most_runs or not self.over(records, elapsed):
             return None
@@ -98,7 +99,12 @@ class Choice:
 
     def note(self, records: Collection[TrialRecord]) -> str | None:
         """Why test runs that were asked for by name were not made, where the search was too small for them."""
-        asked = {"top", "test_seeds", "share"} & self._loaded.config.selection.model_fields_set
+        selection = self.loaded.config.selection
+        # A recorded configuration names every option.
+        asked = any(
+            getattr(selection, name) != type(selection).model_fields[name].default
+            for name in ("top", "test_seeds", "share")
+        )
         spent = self.spent(_searched(records))
         if not asked or not self.rule.seeds or not self.rule.top or any(self.rule.runs(spent)):
             return None
@@ -109,12 +115,13 @@ class Choice:
 
     def waiting(self, records: Collection[TrialRecord]) -> float:
         """Trials that have not begun: of the search at most, and test runs once it has ended."""
-        config, searched = self._loaded.config, _searched(records)
+        config, searched = self.loaded.config, _searched(records)
         rest: float = config.search.trials - len(searched)
         if config.budget.full_trials is not None:
             part = self.rule.search_part(config.budget.full_trials)
             rest = max(0.0, min(rest, part - self.spent(searched)))
-        return rest + self._left(records)
+        # Less than a whole trial of the budget starts none.
+        return rest if rest >= 1 else float(self._left(records))
 
     def _left(self, records: Collection[TrialRecord]) -> int:
         if not self.most_runs or any(not record.ended for record in _searched(records)):
@@ -123,18 +130,18 @@ class Choice:
 
     def planned(self, records: Collection[TrialRecord]) -> list[tuple[str, int]]:
         """``(finalist, seed)`` of all test runs of a search that has ended."""
-        searched, total = _searched(records), self._loaded.config.budget.full_trials
+        searched, total = _searched(records), self.loaded.config.budget.full_trials
         spent = self.spent(searched)
         if total is not None:
             spent = min(len(searched), total / (1 + self.rule.share))
         top, count = self.rule.runs(spent)
-        asked = self._loaded.config.selection.test_seeds
+        asked = self.loaded.config.selection.test_seeds
         wanted = count if isinstance(asked, int) else asked[:count]
         seeds = fresh_seeds(wanted, self._tuning_seeds(searched))
         return planned_runs(finalists(map(self.candidate, searched), top), seeds)
 
     def _tuning_seeds(self, searched: Collection[TrialRecord]) -> set[int]:
-        base = self._loaded.program.resolve(self._loaded.base, {}).get(SEED)
+        base = self.loaded.program.resolve(self.loaded.base, {}).get(SEED)
         return {record.params.get(SEED, base) for record in searched}
 
     def candidate(self, record: TrialRecord) -> Candidate:
@@ -145,7 +152,7 @@ class Choice:
             for rule in self._constraints
         )
         eligible = record.outcome is Outcome.COMPLETED and math.isfinite(value) and not broken
-        sign = 1.0 if self._loaded.config.search.direction == "maximize" else -1.0
+        sign = 1.0 if self.loaded.config.search.direction == "maximize" else -1.0
         params = tuple((key, value) for key, value in record.params.items() if key != SEED)
         return Candidate(record.trial, sign * value, eligible, params)
 

@@ -140,11 +140,10 @@ def check(
         if found:
             raise ConfigError(found)
     elif command.action == "extend":
-        asked, begun = command.values["trials"], len(trials)
-        least = max(begun, loaded.config.search.trials)
+        asked, least = command.values["trials"], loaded.config.search.trials
         if asked <= least:
             raise ConfigError(
-                f"extend: --trials must be above {least}, what the sweep asks for or has begun, but is {asked}"
+                f"extend: --trials must be above {least}, what the sweep asks for, but is {asked}"
             )
     elif command.trial not in trials:
         raise ConfigError(

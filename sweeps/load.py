@@ -16,7 +16,7 @@ from rlhf_core.errors import ConfigError, nearest
 from rlhf_core.paths import user_path
 from search_spaces import Space, codec
 from search_spaces.rules import FITS_CLUSTER
-from sweeps.config import Constraint, SweepConfig
+from sweeps.config import Constraint, SelectionConfig, SweepConfig
 from sweeps.points import resolve_points
 from sweeps.programs.base import TrialProgram, load_program
 from sweeps.schedulers import named_metrics, problems
@@ -251,7 +251,8 @@ def _seed_problems(loaded: Loaded) -> list[str]:
     asked = loaded.config.selection.test_seeds
     keys = loaded.program.keys()
     if SEED not in keys:
-        named = "test_seeds" in loaded.config.selection.model_fields_set and asked
+        # A recorded configuration names every option.
+        named = asked and asked != SelectionConfig.model_fields["test_seeds"].default
         return ["selection.test_seeds: trials of this program have no seed; set it to 0"] * bool(
             named
         )

@@ -45,7 +45,8 @@ def steer(driver: SweepDriver, pending: Collection[str] = ()) -> list[str]:
 def _obey(driver: SweepDriver, command: Command) -> None:
     if command.action == "add":
         driver.study.add_points([command.values], command.id)
-        _extend(driver, max(driver.loaded.config.search.trials, len(driver.records)) + 1)
+        searched = sum(record.of is None for record in driver.records.values())
+        _extend(driver, max(driver.loaded.config.search.trials, searched) + 1)
         driver.answer(command.id)
     elif command.action == "extend":
         _extend(driver, command.values["trials"])
@@ -100,5 +101,6 @@ def _extend(driver: SweepDriver, trials: int) -> None:
     config = driver.loaded.config
     search = config.search.model_copy(update={"trials": trials})
     driver.loaded = replace(driver.loaded, config=config.model_copy(update={"search": search}))
+    driver.choice.loaded = driver.loaded
     driver.directory.rewrite_sweep(driver.loaded)
     driver.called_back = True
