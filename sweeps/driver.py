@@ -50,6 +50,8 @@ class TrialRecord:
     held: Pause | Exploit | None = None
     # How often the scheduler wanted that.
     holds: int = 0
+    # Save points that its reports told of.
+    passed: int = 0
     fork: dict[str, Any] | None = None
 
     @property
@@ -337,6 +339,9 @@ class SweepDriver:
             record.outcome, record.reason = Outcome.DIVERGED, diverged
             self.scheduler.forget(trial)
             return False
+        points = self.scheduler.save_points(trial)
+        if points is not None:
+            record.passed = points.due(iteration, metrics, record.passed) or record.passed
         action = self.scheduler.decide(report(config, trial, iteration, metrics))
         if isinstance(action, GoOn):
             record.held = None
@@ -346,6 +351,7 @@ class SweepDriver:
             record.held = action
             record.holds += 1
             if isinstance(action, Exploit):
+                record.passed = action.passed
                 self._guards.fork(trial, action.source, action.step)
         return isinstance(action, GoOn)
 

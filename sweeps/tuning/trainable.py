@@ -24,7 +24,17 @@ from sweeps.programs.base import RunningTrial, TrialContext, load_program
 
 PPO = "sweeps.programs.ppo:PPOProgram"
 # Keys of a Tune config that are ours; every other key is a dotted parameter.
-OWN_KEYS = ("base", "program", "trial", "checkpoints", "services", "warm", "fork", "save_points")
+OWN_KEYS = (
+    "base",
+    "program",
+    "trial",
+    "checkpoints",
+    "services",
+    "warm",
+    "fork",
+    "save_points",
+    "heard",
+)
 
 
 def params_of(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -39,8 +49,8 @@ class ProgramTrainable(tune.Trainable):
     (import path), ``trial`` (id), ``checkpoints`` (URI; without it nothing is saved beyond Tune's folder) and
     ``services`` (seats of the services that the sweep started for it), ``warm`` (true: the processes of a
     trial wait for the next one; for a Tuner with ``reuse_actors``), ``save_points`` (a ``SavePoints`` as plain
-    values: where it saves whatever its program does) and ``fork`` (what ``rlhf_core.forks.install`` takes: the
-    checkpoint it starts from, staged in its store).
+    values: where it saves whatever its program does), ``heard`` (how many of them the driver knows of) and
+    ``fork`` (what ``rlhf_core.forks.install`` takes: the checkpoint it starts from, staged in its store).
     """
 
     program_path: ClassVar[str] = PPO
@@ -62,6 +72,7 @@ class ProgramTrainable(tune.Trainable):
         self._metrics: Any = None
         self._born = time.perf_counter()
         self._warm = bool(config.get("warm"))
+        self._passed = 0
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:
         """Another trial follows in this process; it starts in the first step as well."""
@@ -118,12 +129,11 @@ class ProgramTrainable(tune.Trainable):
         points = self.config.get("save_points")
         if points is None or last:
             return
-        store = self._store()
-        before = forks.marks(store)["passed"]
-        passed = SavePoints(**points).due(metrics.iteration, metrics.values, before)
+        passed = SavePoints(**points).due(metrics.iteration, metrics.values, self._passed)
         if passed is not None:
             self._running.save()
-            forks.mark(store, metrics.iteration, passed)
+            forks.mark(self._store(), metrics.iteration)
+            self._passed = passed
 
     def _timed_end(self) -> float:
         """Ends the roles with the last result, so that the next trial finds their devices free, or keeps them."""
@@ -137,6 +147,8 @@ class ProgramTrainable(tune.Trainable):
     def _start(self) -> tuple[RunningTrial, list[str]]:
         """The trial, in the processes of the last one where it can be, and what happened to those."""
         context, ended = self._context(), self._ended_trial
+        # What was saved and never heard of is saved again with the next report.
+        self._passed = int(self.config.get("heard", 0))
         if self.config.get("fork"):
             forks.install(context.store, self.config["fork"])
         self._ended_trial = None
