@@ -169,7 +169,7 @@ def prune(store: Store, keep: int) -> None:
     held = {
         latest,
         pointed(store, "best"),
-        *forks.marks(store)["steps"],
+        *forks.marks(store),
         *finished[max(0, len(finished) - keep) :],
     }
     torn = [step for step in _folders(store) if step not in finished and step < (latest or 0)]

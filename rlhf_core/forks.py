@@ -17,27 +17,20 @@ CHECKPOINTS, STAGED = "checkpoints", "fork"
 _MARKS, _DONE = f"{CHECKPOINTS}/marks.json", "forked.json"
 
 
-def mark(store: Store, step: int, passed: int) -> None:
-    """Notes that step ``step`` is a checkpoint that can be copied.
-
-    Args:
-        store: The trial's store.
-        step: Iteration of a finished checkpoint.
-        passed: Save points passed with it.
-    """
-    before = [s for s in marks(store)["steps"] if s != step]
-    store.put(_MARKS, json.dumps({"steps": [*before[-1:], step], "passed": passed}).encode())
+def mark(store: Store, step: int) -> None:
+    """Notes that step ``step`` is a finished checkpoint that can be copied."""
+    before = [s for s in marks(store) if s != step]
+    store.put(_MARKS, json.dumps({"steps": [*before[-1:], step]}).encode())
 
 
-def marks(store: Store) -> dict[str, Any]:
-    """``{steps: the last two that are marked, passed: save points passed}``."""
+def marks(store: Store) -> list[int]:
+    """The last two steps that are marked."""
     try:
-        found: dict[str, Any] = json.loads(store.get(_MARKS))
+        return [int(step) for step in json.loads(store.get(_MARKS))["steps"]]
     except FileNotFoundError:
-        return {"steps": [], "passed": 0}
-    except ValueError:
+        return []
+    except (ValueError, KeyError, TypeError):
         raise CheckpointError(f"checkpoint: {_MARKS} in {store.uri} is unreadable") from None
-    return found
 
 
 def stage(source: Store, target: Store, step: int) -> None:
@@ -60,7 +53,7 @@ def install(store: Store, fork: dict[str, Any]) -> bool:
 
     Args:
         store: The trial's store.
-        fork: What tells this fork from others, with its ``step`` and the save points ``passed`` with it.
+        fork: What tells this fork from others, with its ``step``.
 
     Returns:
         Whether it was done now.
@@ -75,7 +68,7 @@ def install(store: Store, fork: dict[str, Any]) -> bool:
     store.delete(CHECKPOINTS)
     for key in keys:
         store.take(store, key, key.removeprefix(f"{STAGED}/"))
-    mark(store, step, int(fork["passed"]))
+    mark(store, step)
     for pointer in ("best", "latest"):
         store.put(f"{CHECKPOINTS}/{pointer}.json", json.dumps({"step": step}).encode())
     store.put(_DONE, json.dumps(fork).encode())

@@ -102,6 +102,8 @@ class PPOTrial:
         self._evaluated = False
         # What the checkpoint was saved with, until it is yielded.
         self._restored: IterationMetrics | None = None
+        # What was yielded last.
+        self._told: IterationMetrics | None = None
         # Rows of the batch that are trained on; fewer than all where groups are filtered.
         self._kept: list[int] = []
         # Workers that were asked for their busy seconds and have not answered yet.
@@ -275,7 +277,8 @@ class PPOTrial:
         metrics |= self._busy(elapsed)
         metrics |= self.runtime.metrics()
         metrics |= self._cost()
-        return IterationMetrics(self.iteration, dict(sorted(metrics.items())))
+        self._told = IterationMetrics(self.iteration, dict(sorted(metrics.items())))
+        return self._told
 
     def _cost(self) -> dict[str, float]:
         """What was sampled; the trial's own bundles for as long as it runs, and its part of the services'."""
@@ -393,7 +396,7 @@ class PPOTrial:
     def ensure_saved(self) -> None:
         """A checkpoint of this iteration, also where none is due; between two iterations only."""
         if self.store is None or checkpoint.pointed(self.store, "latest") != self.iteration:
-            self.save()
+            self.save(self._told.values if self._told is not None else None)
         if self.store is not None:
             checkpoint.prune(self.store, self.config.checkpoint.keep)
 

@@ -329,6 +329,9 @@ class SweepDriver:
             return False
         if record.of is not None:
             return True
+        points = self.scheduler.save_points(trial)
+        if points is not None:
+            record.passed = points.due(iteration, metrics, record.passed) or record.passed
         action = self.scheduler.decide(report(config, trial, iteration, metrics))
         if isinstance(action, GoOn):
             record.held = None
@@ -339,7 +342,7 @@ class SweepDriver:
             record.holds += 1
             if isinstance(action, Exploit):
                 # What it reports from there on is new.
-                record.judged = action.step
+                record.judged, record.passed = action.step, action.passed
                 self._guards.fork(trial, action.source, action.step)
         return isinstance(action, GoOn)
 

@@ -50,8 +50,7 @@ def _fork(driver: SweepDriver, record: TrialRecord, action: Exploit) -> None:
     source, target = (open_store(f"{root}/{trial}") for trial in (action.source, record.trial))
     forks.stage(source, target, action.step)
     number = int((record.fork or {}).get("number", 0)) + 1
-    origin = {"source": action.source, "step": action.step, "passed": action.passed}
-    record.fork = {"number": number, **origin}
+    record.fork = {"number": number, "source": action.source, "step": action.step}
     record.params, record.iteration = dict(action.params), action.step
     # What it reports from here on is new.
     record.reported = record.judged = action.step

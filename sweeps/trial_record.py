@@ -48,6 +48,8 @@ class TrialRecord:
     held: Pause | Exploit | None = None
     # How often the scheduler wanted that.
     holds: int = 0
+    # Save points that its reports told of.
+    passed: int = 0
     fork: dict[str, Any] | None = None
 
     @property

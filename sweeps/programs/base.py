@@ -46,19 +46,12 @@ class TrialContext:
 class RunningTrial(Protocol):
     """A started trial: an iterator of metrics.
 
-        It may also have ``events() -> list[str]``: what happened to its processes since last asked, for the ledger;
-    <<<<<<< HEAD
-        ``recalled``, an ``IterationMetrics`` or None: those of the checkpoint it goes on from, which no driver may
-        have heard; ``restart(TrialContext) -> bool``: begins another trial of the same program in its processes, or
-        False once it has ended them; and ``save(IterationMetrics)``: writes a checkpoint of the iteration yielded last
-        into its store, for a trial that is to pause. Where its program is ``mutable`` it has ``save``, and keeps
-        checkpoints as ``rlhf_core.checkpoint`` lays them out, none removed that ``rlhf_core.forks`` holds.
-    =======
-        and ``restart(TrialContext) -> bool``: begins another trial of the same program in its processes, or False once
-        it has ended them. Where its program is ``mutable`` it has ``save()``: a checkpoint of the
-        iteration yielded last, in ``TrialContext.store`` as ``rlhf_core.checkpoint`` lays it out, none removed that
-        ``rlhf_core.forks`` holds.
-    >>>>>>> sched
+    It may also have ``events() -> list[str]``: what happened to its processes since last asked, for the ledger;
+    ``recalled``, an ``IterationMetrics`` or None: those of the checkpoint it goes on from, which no driver may
+    have heard; ``restart(TrialContext) -> bool``: begins another trial of the same program in its processes, or
+    False once it has ended them; and ``save()``: writes a checkpoint of the iteration yielded last into its store,
+    for a trial that is to pause. Where its program is ``mutable`` it has ``save``, and keeps checkpoints as
+    ``rlhf_core.checkpoint`` lays them out, none removed that ``rlhf_core.forks`` holds.
     """
 
     def __iter__(self) -> Iterator[IterationMetrics]: ...

@@ -81,6 +81,7 @@ class SweepSearcher(_Plugin, Searcher):
                 "services": record.services,
                 "fork": record.fork,
                 "save_points": points and points.as_dict(),
+                "heard": record.passed,
             }
             return {**self._fixed, **own, **record.params}
         # With nothing running, None would freeze the controller for minutes. As long as something runs, a

@@ -27,7 +27,17 @@ from sweeps.tuning.last_report import LastReport, newest
 
 PPO = "sweeps.programs.ppo:PPOProgram"
 # Keys of a Tune config that are ours; every other key is a dotted parameter.
-OWN_KEYS = ("base", "program", "trial", "checkpoints", "services", "warm", "fork", "save_points")
+OWN_KEYS = (
+    "base",
+    "program",
+    "trial",
+    "checkpoints",
+    "services",
+    "warm",
+    "fork",
+    "save_points",
+    "heard",
+)
 
 
 def params_of(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -42,8 +52,8 @@ class ProgramTrainable(tune.Trainable):
     (import path), ``trial`` (id), ``checkpoints`` (URI; without it nothing is saved beyond Tune's folder) and
     ``services`` (seats of the services that the sweep started for it), ``warm`` (true: the processes of a
     trial wait for the next one; for a Tuner with ``reuse_actors``), ``save_points`` (a ``SavePoints`` as plain
-    values: where it saves whatever its program does) and ``fork`` (what ``rlhf_core.forks.install`` takes: the
-    checkpoint it starts from, staged in its store).
+    values: where it saves whatever its program does), ``heard`` (how many of them the driver knows of) and
+    ``fork`` (what ``rlhf_core.forks.install`` takes: the checkpoint it starts from, staged in its store).
     """
 
     program_path: ClassVar[str] = PPO
@@ -63,9 +73,9 @@ class ProgramTrainable(tune.Trainable):
         self._running: RunningTrial | None = None
         self._ended_trial: RunningTrial | None = None
         self._metrics: Any = None
-        self._last: IterationMetrics | None = None
         self._born = time.perf_counter()
         self._warm = bool(config.get("warm"))
+        self._passed = 0
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:
         """Another trial follows in this process; it starts in the first step as well."""
@@ -106,7 +116,7 @@ class ProgramTrainable(tune.Trainable):
             self._running, told = self._start(context)
             if told:
                 result["events"] = told
-            self._metrics, self._last = iter(self._running), None
+            self._metrics = iter(self._running)
             result["placement"] = self._placed(self._running.placement())
             result["durations"] = {"load": time.perf_counter() - self._born}
             again = newest(known, getattr(self._running, "recalled", None))
@@ -117,7 +127,6 @@ class ProgramTrainable(tune.Trainable):
         last = metrics is None or self._running.is_last
         if metrics is not None:
             result |= {"iteration": metrics.iteration, **metrics.values}
-            self._last = metrics
             self._save_where_due(metrics, last)
         events = getattr(self._running, "events", list)()
         if events:
@@ -135,12 +144,11 @@ class ProgramTrainable(tune.Trainable):
         points = self.config.get("save_points")
         if points is None or last:
             return
-        store = self._store()
-        before = forks.marks(store)["passed"]
-        passed = SavePoints(**points).due(metrics.iteration, metrics.values, before)
+        passed = SavePoints(**points).due(metrics.iteration, metrics.values, self._passed)
         if passed is not None:
             self._running.save()
-            forks.mark(store, metrics.iteration, passed)
+            forks.mark(self._store(), metrics.iteration)
+            self._passed = passed
 
     def _through(self) -> dict[str, Any]:
         """What the last result of a trial says besides its metrics; ends its roles."""
@@ -159,6 +167,8 @@ class ProgramTrainable(tune.Trainable):
     def _start(self, context: TrialContext) -> tuple[RunningTrial, list[str]]:
         """The trial, in the processes of the last one where it can be, and what happened to those."""
         ended = self._ended_trial
+        # What was saved and never heard of is saved again with the next report.
+        self._passed = int(self.config.get("heard", 0))
         if self.config.get("fork"):
             forks.install(context.store, self.config["fork"])
         self._ended_trial = None
@@ -218,8 +228,8 @@ class ProgramTrainable(tune.Trainable):
     def save_checkpoint(self, checkpoint_dir: str) -> dict[str, Any]:
         # Checkpoints are the program's, in its own store; a restarted trial finds the latest there.
         save = getattr(self._running, "save", None)
-        if save is not None and self._last is not None:
-            save(self._last)
+        if save is not None:
+            save()
         return {}
 
     def load_checkpoint(self, checkpoint: dict[str, Any] | None) -> None:

@@ -21,7 +21,7 @@ from rlhf_core.runtime.placement import plan_trial
 from rlhf_core.store import LocalStore
 from rlhf_core.trial import PPOTrial
 
-FORK = {"number": 1, "source": "a", "step": 4, "passed": 2}
+FORK = {"number": 1, "source": "a", "step": 4}
 
 
 @pytest.fixture
@@ -29,11 +29,11 @@ def stores(tmp_path: Path) -> tuple[LocalStore, LocalStore]:
     return LocalStore(tmp_path / "a"), LocalStore(tmp_path / "b")
 
 
-def save(store: LocalStore, step: int, value: float, passed: int | None = None) -> None:
+def save(store: LocalStore, step: int, value: float, marked: bool = False) -> None:
     part = checkpoint.save_part(store, step, "learner", {"w": torch.full((3,), value)})
     checkpoint.commit(store, step, {"parts": {"learner": part}, "state": {}})
-    if passed is not None:
-        forks.mark(store, step, passed)
+    if marked:
+        forks.mark(store, step)
 
 
 def value(store: LocalStore) -> float:
@@ -47,7 +47,7 @@ def test_a_copy_takes_the_place_of_the_trials_own_checkpoints(
     stores: tuple[LocalStore, LocalStore],
 ) -> None:
     source, target = stores
-    save(source, 4, 1.0, 2)
+    save(source, 4, 1.0)
     # The trial has a checkpoint of the same step, and a later one.
     save(target, 4, 7.0)
     save(target, 6, 8.0)
@@ -56,7 +56,7 @@ def test_a_copy_takes_the_place_of_the_trials_own_checkpoints(
     assert forks.install(target, FORK)
     assert value(target) == 1.0
     assert checkpoint.steps(target) == [4]
-    assert forks.marks(target) == {"steps": [4], "passed": 2}
+    assert forks.marks(target) == [4]
     # Both own it: what the source deletes stays, and no byte was moved.
     weights = "checkpoints/00000004/learner.safetensors"
     assert target.path(weights).samefile(source.path(weights))
@@ -112,10 +112,10 @@ def _dying(function: Any, left: Any) -> Any:
 def test_the_last_two_marks_outlive_pruning(stores: tuple[LocalStore, LocalStore]) -> None:
     store, _ = stores
     for step in range(1, 10):
-        save(store, step, float(step), passed=step // 2 if step % 2 == 0 else None)
+        save(store, step, float(step), marked=step % 2 == 0)
         checkpoint.prune(store, 1)
     assert checkpoint.steps(store) == [6, 8, 9]
-    assert forks.marks(store) == {"steps": [6, 8], "passed": 4}
+    assert forks.marks(store) == [6, 8]
 
 
 def test_what_is_not_there_is_named(stores: tuple[LocalStore, LocalStore]) -> None:
@@ -178,7 +178,7 @@ def source(zoo: Zoo, tmp_path_factory: pytest.TempPathFactory) -> LocalStore:
 def copied(zoo: Zoo, source: LocalStore, tmp_path: Path, **values: Any) -> PPOTrial:
     store = LocalStore(tmp_path / "-".join(["copy", *values]))
     forks.stage(source, store, 2)
-    forks.install(store, {"number": 1, "source": "a", "step": 2, "passed": 1})
+    forks.install(store, {"number": 1, "source": "a", "step": 2})
     trial = ppo(trial_config(zoo, **values), store)
     assert trial.restore()
     assert trial.iteration == 2
@@ -250,7 +250,7 @@ def test_a_checkpoint_from_before_the_coefficient_was_noted_goes_on_as_it_was(
 ) -> None:
     store = LocalStore(tmp_path / "old")
     forks.stage(source, store, 2)
-    forks.install(store, {"number": 1, "source": "a", "step": 2, "passed": 1})
+    forks.install(store, {"number": 1, "source": "a", "step": 2})
     manifest = checkpoint.read_manifest(store, 2)
     del manifest["state"]["kl_coef_configured"]
     manifest["state"]["kl_coef"] = 0.123
