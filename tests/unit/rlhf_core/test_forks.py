@@ -154,6 +154,8 @@ def ppo(config: TrialConfig, store: LocalStore) -> PPOTrial:
 
 
 def first(trial: PPOTrial) -> IterationMetrics:
+    """The first iteration after the checkpoint."""
+    trial.take_restored()
     return next(iter(trial))
 
 

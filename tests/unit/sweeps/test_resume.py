@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from optuna.storages.journal import JournalFileBackend
 
 from rlhf_core.runtime.placement import Node
 from rlhf_core.store import LocalStore
@@ -22,6 +21,7 @@ from sweeps.load import load_sweep
 from sweeps.outcomes import Outcome
 from sweeps.record import RunDirectory
 from sweeps.restore import restore
+from sweeps.tuning.journal import Journal
 from sweeps.tuning.study import Study
 
 NODES = [Node("a", 8.0, 0.0, 8.0)]
@@ -35,6 +35,7 @@ SWEEP: dict[str, Any] = {
         "objective": "script/loss",
         "direction": "minimize",
         "startup_trials": 3,
+        "seed": 6,
         "points": [{"x": 2.0}, {"x": 5.0}],
     },
     "scheduler": {"kind": "median", "grace": 2, "min_trials": 2},
@@ -123,7 +124,7 @@ def whole_lines(path: Path) -> list[str]:
 def killed_at(write: int, torn: bool, death: BaseException | None = None) -> Iterator[list[int]]:
     """Counts writes to ledger, metrics, files and journal; at the one of this number the process dies."""
     count = [0]
-    append, put, journal = LocalStore.append, LocalStore.put, JournalFileBackend.append_logs
+    append, put, journal = LocalStore.append, LocalStore.put, Journal._write
 
     def counted(original: Any, tear: Any) -> Any:
         def writes(self: Any, *args: Any) -> Any:
@@ -142,18 +143,18 @@ def killed_at(write: int, torn: bool, death: BaseException | None = None) -> Ite
         with path.open("a") as file:
             file.write(line[: len(line) // 2])
 
-    def half_a_log(self: Any, logs: Any) -> None:
-        with Path(self._file_path).open("a") as file:
-            file.write(json.dumps(logs[0])[:10])
+    def half_a_log(self: Any, lines: list[str]) -> None:
+        with self._path.open("a") as file:
+            file.write("".join(lines)[:10])
         # It died while it held the lock.
-        Path(f"{self._file_path}.lock").symlink_to(self._file_path)
+        self._lock_of_file.release = lambda: None
 
     with pytest.MonkeyPatch.context() as patch:
         # A killed process loses nothing that it wrote.
         patch.setattr("os.fsync", lambda _: None)
         patch.setattr(LocalStore, "append", counted(append, half_a_line))
         patch.setattr(LocalStore, "put", counted(put, lambda *_: None))
-        patch.setattr(JournalFileBackend, "append_logs", counted(journal, half_a_log))
+        patch.setattr(Journal, "_write", counted(journal, half_a_log))
         yield count
 
 

@@ -168,7 +168,7 @@ def test_a_scheduler_neither_stops_nor_counts_test_runs(tmp_path: Path) -> None:
     assert test is not None
     assert test.of is not None
     assert driver.decide(test.trial, {"iteration": 3, "script/loss": 99.0})
-    assert test.trial not in driver._stopping._seen
+    assert test.trial not in driver.scheduler._seen
 
 
 def test_a_budget_in_full_trials_covers_search_and_test_runs(tmp_path: Path) -> None:
