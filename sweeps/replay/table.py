@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from rlhf_core.errors import ConfigError
+from rlhf_core.errors import ConfigError, nearest
 from search_spaces import Choice, Constant, Domain, Float, Int, Parameter, Space
 
 FORMAT = 1
@@ -241,8 +241,16 @@ class Table:
                 yield {**own, "iteration": i, "seconds": seconds, **ended}, metrics
 
 
+RECORDED = Path(__file__).with_name("tables")
+
+
+def recorded_names() -> tuple[str, ...]:
+    """Names of the tables that come with the package."""
+    return tuple(sorted(file.stem for file in RECORDED.glob("*.parquet")))
+
+
 def read_table(path: Path) -> Table:
-    """The table that ``Table.write`` wrote.
+    """The table that ``Table.write`` wrote, or the one of that name that comes with the package.
 
     Raises:
         ConfigError: The file is none, or of a newer format.
@@ -250,12 +258,15 @@ def read_table(path: Path) -> Table:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
+    if str(path) in recorded_names() and not path.exists():
+        path = RECORDED / f"{path}.parquet"
     try:
         stored = pq.read_table(path)
     except (OSError, pa.ArrowException) as error:
         reason = getattr(error, "strerror", None) or "no Parquet file"
         raise ConfigError(
-            f"table: {path} cannot be read: {reason}; name a recorded table"
+            f"table: {path} cannot be read: {reason}; name a recorded table, a file or one of "
+            f"{', '.join(recorded_names())}{nearest(str(path), recorded_names())}"
         ) from None
     note = (stored.schema.metadata or {}).get(KEY)
     if note is None:

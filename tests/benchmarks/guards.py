@@ -1,8 +1,8 @@
 """Guards on recorded learning curves: how many bad trials they end, how many healthy ones, and what that saves.
 
-python tests/benchmarks/guards.py TABLE [--seed SEED]
+python tests/benchmarks/guards.py [--table FILE] [--seed SEED]
 
-TABLE is a Parquet file with a row for each configuration, seed and iteration (docs/replay.md). The configurations
+The table is a Parquet file with a row for each configuration, seed and iteration (docs/replay.md). The configurations
 are cut into two halves: thresholds are set on one and measured on the other. A trial is bad when its held-out
 reward ends more than two standard errors below where it began, or when a number was not finite.
 """
@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from sweeps.config import GuardsConfig
 from sweeps.decide.guards import WATCHED, Guards, Limits
+from sweeps.replay.table import RECORDED
 from sweeps.schedulers import make_guards
 
 RECALL, FALSE_STOPS, SAVED, HEALTHY = 0.95, 0.02, 0.40, 150
@@ -258,7 +259,7 @@ def told(found: Sequence[Curve], limits: Guards, seed: int) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("table", type=Path)
+    parser.add_argument("--table", type=Path, default=RECORDED / "tiny.parquet")
     parser.add_argument("--seed", type=int, default=0, help="of the cut into halves")
     parser.add_argument("--quick", action="store_true", help="the same: it takes seconds anyway")
     asked = parser.parse_args()

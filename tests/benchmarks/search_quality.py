@@ -7,7 +7,7 @@ play the same table on 4 virtual workers at 12, 24 and 48 full trials, test runs
 it chose is truly good, and the full trials it spent until it had seen 90 % of the best (its whole budget where it
 did not get there), with 95 % bootstrap intervals over repeats. Repeats differ by sampler seed and take the table's
 tuning seeds in turn; the last columns are paired differences of default and plain Tune, above zero where the
-default is better. docs/replay.md defines the terms. Without a table a synthetic one is played.
+default is better. docs/replay.md defines the terms.
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ from common import report
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "helpers"))
 
 from plain_tune import TunePlayer
-from tables import make_table
 
 from sweeps.replay.play import Clock, play
 from sweeps.replay.replay import Course, Played, in_full_trials, replay, sweep_on
@@ -106,10 +105,10 @@ def compare(table: Table, judge: Truth, budget: float, repeats: int) -> dict[str
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--table", type=Path, help="a recorded table; a synthetic one without")
+    parser.add_argument("--table", type=Path, default=Path("tiny"), help="a recorded table")
     parser.add_argument("--repeats", type=int)
     args = parser.parse_args()
-    table = read_table(args.table) if args.table else make_table()
+    table = read_table(args.table)
     judge = truth(table, table.header.objective, ascending=False)
     repeats = args.repeats or (QUICK if args.quick else REPEATS)
     found = {budget: compare(table, judge, budget, repeats) for budget in BUDGETS}
@@ -122,7 +121,7 @@ def main() -> None:
     print(
         report(
             "search_quality", mine, other, 1.0, "full trials", ok=ahead, workers=WORKERS,
-            table=str(args.table or "synthetic"), configurations=len(table.header.configurations),
+            table=str(args.table), configurations=len(table.header.configurations),
             good=len(judge.good), noise=round(judge.noise, 4), cost=table.header.cost,
             budgets={f"{budget:g}": of["rows"] for budget, of in found.items()},
             optuna=version("optuna"), ray=version("ray"),
