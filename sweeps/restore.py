@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Collection
 
 from sweeps.control import Inbox
 from sweeps.driver import SweepDriver
@@ -22,14 +23,16 @@ def restore(driver: SweepDriver, history: History) -> None:
     driver.inbox = Inbox(driver.directory.path, history.answered)
     for past in history.trials.values():
         driver.records[past.trial] = _record(past)
-        driver.study.reopen(past.number)
-    _replay(driver, history)
+    open_ = set(driver.study.open_numbers())
+    open_ |= {past.number for past in history.unfinished}
+    for number in open_:
+        driver.study.reopen(number)
+    _replay(driver, history, open_)
     # Whoever goes on with a sweep that was given up has mended something.
     driver.given_up = None
     known = {past.number for past in history.trials.values()}
-    for number in driver.study.open_numbers():
-        if number not in known:
-            driver.study.adopt(number)
+    for number in sorted(open_ - known):
+        driver.study.adopt(number)
     for past in history.unfinished:
         _take_up(driver, driver.records[past.trial])
 
@@ -48,7 +51,8 @@ def _record(past: Past) -> TrialRecord:
     )
 
 
-def _replay(driver: SweepDriver, history: History) -> None:
+def _replay(driver: SweepDriver, history: History, open_: Collection[int]) -> None:
+    """Shows the driver what happened; ``open_``: numbers that the study does not know as ended."""
     for moment in history.in_order():
         record, past = driver.records[moment.trial], history.trials[moment.trial]
         if isinstance(moment, Ended):
@@ -58,7 +62,8 @@ def _replay(driver: SweepDriver, history: History) -> None:
         # Tune does not ask the scheduler about a trial's own last result.
         if past.outcome is not Outcome.COMPLETED or moment.iteration != past.last:
             driver.decide(moment.trial, {"iteration": moment.iteration, **moment.values})
-        driver.absorb(record, moment.iteration, moment.values)
+        told = record.number not in open_
+        driver.absorb(record, moment.iteration, moment.values, told=told)
         if past.over:
             record.outcome, record.reason = past.outcome, past.reason
 
