@@ -298,15 +298,17 @@ class SweepDriver:
             record.outcome = Outcome(result["outcome"])
             record.reason = str(result.get("reason", ""))
 
-    def absorb(self, record: TrialRecord, iteration: int, metrics: Mapping[str, float]) -> None:
-        """Takes over what a trial reported."""
+    def absorb(
+        self, record: TrialRecord, iteration: int, metrics: Mapping[str, float], told: bool = False
+    ) -> None:
+        """Takes over what a trial reported; ``told``: the study knows it already."""
         record.iteration, record.reported = iteration, max(iteration, record.reported)
         record.finals.update(metrics)
         objective = metrics.get(self.loaded.config.search.objective)
         if objective is not None:
             record.value = objective
-            if record.number is not None:
-                self.study.report(record.number, iteration, objective)
+        if objective is not None and not told and record.number is not None:
+            self.study.report(record.number, iteration, objective)
 
     def decide(self, trial: str, result: Mapping[str, Any]) -> bool:
         """Whether the trial goes on after this result.
@@ -416,10 +418,7 @@ class SweepDriver:
 
     def note(self, record: TrialRecord, state: State | None = None, **extra: Any) -> None:
         """Writes a line of a trial, in a new state where one is given."""
-        if state is None:
-            self._line(record, **extra)
-        else:
-            self._change(record, state, **extra)
+        self._change(record, state or record.state, **extra)
 
     def _change(self, record: TrialRecord, state: State, **extra: Any) -> None:
         record.state = state

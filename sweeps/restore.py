@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Collection
 
 from sweeps import pausing
 from sweeps.choice import Choice
@@ -24,18 +25,19 @@ def restore(driver: SweepDriver, history: History) -> None:
     driver.started = time.time() - history.ran_s
     driver.inbox = Inbox(driver.directory.path, history.answered)
     for past in history.trials.values():
-        if past.number is not None:
-            driver.study.reopen(past.number)
         driver.records[past.trial] = _record(past)
+    open_ = set(driver.study.open_numbers())
+    open_ |= {past.number for past in history.unfinished if past.number is not None}
+    for number in open_:
+        driver.study.reopen(number)
     pausing.recall(driver, history.ledger)
-    _replay(driver, history)
+    _replay(driver, history, open_)
     pausing.settle(driver, history.ledger)
     # Whoever goes on with a sweep that was given up has mended something.
     driver.given_up = None
     known = {past.number for past in history.trials.values()}
-    for number in driver.study.open_numbers():
-        if number not in known:
-            driver.study.adopt(number)
+    for number in sorted(open_ - known):
+        driver.study.adopt(number)
     for past in history.unfinished:
         _take_up(driver, driver.records[past.trial])
 
@@ -69,7 +71,8 @@ def _record(past: Past) -> TrialRecord:
     )
 
 
-def _replay(driver: SweepDriver, history: History) -> None:
+def _replay(driver: SweepDriver, history: History, open_: Collection[int]) -> None:
+    """Shows the driver what happened; ``open_``: numbers that the study does not know as ended."""
     for moment in history.in_order():
         record, past = driver.records[moment.trial], history.trials[moment.trial]
         if isinstance(moment, Ended):
@@ -82,7 +85,8 @@ def _replay(driver: SweepDriver, history: History) -> None:
         # Tune does not ask the scheduler about a trial's own last result.
         if past.outcome is not Outcome.COMPLETED or moment.iteration != past.last:
             driver.decide(moment.trial, {"iteration": moment.iteration, **moment.values})
-        driver.absorb(record, moment.iteration, moment.values)
+        told = record.number not in open_
+        driver.absorb(record, moment.iteration, moment.values, told=told)
         if past.over:
             record.outcome, record.reason = past.outcome, past.reason
 

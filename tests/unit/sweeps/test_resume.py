@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+import analysis
 from rlhf_core.runtime.placement import Node
 from rlhf_core.store import LocalStore
 from sweeps.driver import SweepDriver
@@ -213,6 +214,45 @@ def test_a_sweep_goes_on_after_a_full_disk(
         after = sorted(path.stat().st_size for path in tmp_path.rglob("*") if path.is_file())
         assert before == after
     survives(world, undisturbed[0], [])
+
+
+def test_durations_add_up_and_leave_out_the_time_between_two_drivers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = [1000.0]
+    monkeypatch.setattr("time.time", lambda: clock[0])
+
+    def at(now: float) -> None:
+        clock[0] = now
+
+    world = World(tmp_path)
+    driver = world.driver()
+    record = driver.next_trial()
+    assert record is not None
+    at(1002.0)
+    driver.placed(record.trial)
+    for now, step in ((1003.0, 1), (1010.0, 2)):
+        at(now)
+        driver.result(record.trial, world.result(step, 2.0))
+    # Killed here, and resumed an hour later.
+    at(5000.0)
+    driver = world.driver()
+    again = driver.next_trial()
+    assert again is not None
+    assert again.trial == record.trial
+    at(5001.0)
+    driver.placed(again.trial)
+    at(5002.0)
+    driver.result(again.trial, {**world.result(2, 2.0), "again": True})
+    at(5012.0)
+    driver.result(again.trial, world.result(STEPS, 2.0))
+    driver.end(again.trial, Outcome.COMPLETED)
+    sweep = analysis.load(tmp_path)
+    row = sweep.trials.loc["t0000"]
+    assert [row[f"duration.{p}"] for p in ("queue", "start", "run")] == [3.0, 2.0, 17.0]
+    assert analysis.status(sweep, now=5012.0)["elapsed"] == 22.0
+    assert read_history(tmp_path).ran_s == 22.0
+    assert sweep.iterations["iteration"].tolist() == [1, 2, STEPS]
 
 
 @pytest.mark.long
