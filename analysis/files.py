@@ -18,13 +18,16 @@ from rlhf_core.errors import ConfigError
 SCHEMA_VERSION = 1
 
 
-def read_document(path: Path, name: str, shape: Shape = anything) -> dict[str, Any]:
+def read_document(
+    path: Path, name: str, shape: Shape = anything, newest: int = SCHEMA_VERSION
+) -> dict[str, Any]:
     """A versioned JSON file, such as ``sweep.json``.
 
     Args:
         path: The file.
         name: How messages call it.
         shape: What its keys must hold.
+        newest: The newest version of its schema that is known.
 
     Raises:
         FileNotFoundError: There is no such file.
@@ -43,9 +46,9 @@ def read_document(path: Path, name: str, shape: Shape = anything) -> dict[str, A
             f"{name} must state its schema_version as an integer, {path} has {version!r}; "
             "point at a directory that `rlhf-sweep run` wrote"
         )
-    if version > SCHEMA_VERSION:
+    if version > newest:
         raise ConfigError(
-            f"{name} has schema version {version}, this release reads up to {SCHEMA_VERSION} "
+            f"{name} has schema version {version}, this release reads up to {newest} "
             f"({path}); upgrade rlhf-sweeps"
         )
     fault = shape(document, "")

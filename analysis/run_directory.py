@@ -15,6 +15,7 @@ from analysis.metrics_files import read_metrics
 from analysis.space import axes
 from analysis.sweep import UNDER_WAY, Sweep
 from rlhf_core.errors import ConfigError
+from search_spaces import SCHEMA_VERSION as SPACE_VERSION
 
 _MOST_NAMED = 5
 
@@ -87,7 +88,7 @@ def _began(root: Path, warnings: list[str]) -> list[float]:
 
 def _space_file(root: Path, warnings: list[str]) -> dict[str, Any]:
     try:
-        return read_document(root / "space.json", "space.json", shapes.SPACE)
+        return read_document(root / "space.json", "space.json", shapes.SPACE, SPACE_VERSION)
     except FileNotFoundError:
         warnings.append("space.json: missing; scales and choices of the parameters are unknown")
         return {}

@@ -153,11 +153,11 @@ def test_a_sweep_that_has_just_begun_loads_with_all_columns(builder):
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("name", ["sweep.json", "space.json"])
-def test_newer_schema_names_both_versions(builder, name):
+@pytest.mark.parametrize(("name", "newest"), [("sweep.json", 1), ("space.json", 2)])
+def test_newer_schema_names_both_versions(builder, name, newest):
     document = json.loads((builder.path / name).read_text())
     builder.write(name, document | {"schema_version": 7})
-    with pytest.raises(ConfigError, match=r"schema version 7.*up to 1.*upgrade") as caught:
+    with pytest.raises(ConfigError, match=rf"schema version 7.*up to {newest}.*upgrade") as caught:
         analysis.load(builder.path)
     assert len(str(caught.value).splitlines()) == 1
 

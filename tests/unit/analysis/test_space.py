@@ -1,10 +1,24 @@
 from __future__ import annotations
 
+from run_directories import Builder
+
+import analysis
 from analysis.space import Axis, axes
-from search_spaces import Choice, Constant, Float, Int, Logit, Parameter, Pow2, Space, to_dict
+from search_spaces import (
+    Choice,
+    Constant,
+    Float,
+    Int,
+    Logit,
+    Parameter,
+    Pow2,
+    Rule,
+    Space,
+    to_dict,
+)
 
 
-def test_every_domain_of_a_stored_space_becomes_an_axis() -> None:
+def test_every_domain_of_a_stored_space_becomes_an_axis(builder: Builder) -> None:
     space = Space(
         {
             "lr": Parameter(Float(1e-6, 1e-3, log=True)),
@@ -13,8 +27,11 @@ def test_every_domain_of_a_stored_space_becomes_an_axis() -> None:
             "prompts": Parameter(Pow2(32, 128)),
             "mode": Parameter(Choice(("sync", "async"))),
             "seed": Parameter(Constant(3)),
-        }
+        },
+        (Rule("divides", ("epochs", "prompts")),),
     )
+    builder.write("space.json", to_dict(space))
+    assert list(analysis.load(builder.path).axes)[:6] == list(space)
     assert list(axes(to_dict(space)).values()) == [
         Axis("lr", "float", True, (), 1e-6, 1e-3),
         Axis("gamma", "logit", False, (), 0.9, 0.99),
