@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from rlhf_core.batches import Batches
+from rlhf_core.errors import CheckpointError
 from rlhf_core.evaluation import Sample
 from rlhf_core.runtime.base import RoleGroup, Runtime
 from rlhf_core.types import CallContext, Chunk, Rollout
@@ -92,13 +93,23 @@ class RolloutStream:
         self._thread = ThreadPoolExecutor(1, "rollouts") if ahead and runtime.concurrent else None
 
     def restart(self, batch: int, held: int, state: Mapping[str, Tensor]) -> None:
-        """Goes on at ``batch`` with rollouts that hold version ``held`` and what ``settle`` returned."""
+        """Goes on at ``batch`` with rollouts that hold version ``held`` and what ``settle`` returned.
+
+        Raises:
+            CheckpointError: If that is not what this code writes.
+        """
         begun, waiting = {}, {}
         for key, tensor in state.items():
             name = key.removeprefix(UNDER_WAY)
             (waiting if name == key else begun)[name] = tensor
-        ready = unpacked(waiting, self.batches.chunks)
-        self.batches.load(batch + len(ready), begun)
+        try:
+            ready = unpacked(waiting, self.batches.chunks)
+            self.batches.load(batch + len(ready), begun)
+        except (KeyError, TypeError, ValueError) as error:
+            raise CheckpointError(
+                f"checkpoint: the batches that wait for iteration {batch + 1} cannot be read: {error!r}; "
+                "go on with the code that wrote them, or from another step"
+            ) from None
         self.next, self.held, self._published = batch + len(ready), held, None
         self._pending = {}
         for number, sample in ready.items():

@@ -84,11 +84,12 @@ def train(
 
 
 def _last_recorded(folder: Path) -> int:
-    """The last iteration in ``metrics.jsonl``, whose last line may be torn; -1 where there is none."""
-    file = folder / "metrics.jsonl"
-    text = file.read_text() if file.is_file() else ""
-    lines = [line for line in text.splitlines(keepends=True) if line.endswith("\n")]
-    return max((int(json.loads(line)["iteration"]) for line in lines), default=-1)
+    """The last iteration in ``metrics.jsonl``, in which lines may be torn; -1 where there is none."""
+    file, last = folder / "metrics.jsonl", -1
+    for line in file.read_text().splitlines() if file.is_file() else ():
+        with contextlib.suppress(ValueError, KeyError):
+            last = max(last, int(json.loads(line)["iteration"]))
+    return last
 
 
 # What a trial may be continued with: a longer budget, other checkpoints, other places.

@@ -1,12 +1,16 @@
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from rlhf_core.config import apply, resolve_trial
-from rlhf_core.errors import ConfigError
-from rlhf_core.stream import version_of
+from rlhf_core.errors import CheckpointError, ConfigError
+from rlhf_core.stream import RolloutStream, version_of
 from rlhf_core.timing import imbalance
 
 
@@ -50,6 +54,14 @@ def test_what_a_transport_or_an_interval_cannot_do_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"at least 2 with sync.mode 'sync'"):
         apply(base, {"sync.interval": 3, "sync.max_staleness": 1})
     assert apply(base, {"sync.interval": 3, "sync.max_staleness": 2}).batches_ahead == 0
+
+
+def test_waiting_batches_of_another_format_are_refused() -> None:
+    nobody: Any = None
+    stream = RolloutStream(nobody, nobody, nobody, nobody, ahead=0, interval=1, last=1)
+    stream.batches = SimpleNamespace(chunks=lambda number, positions: [], load=None)  # type: ignore[assignment]
+    with pytest.raises(CheckpointError, match=r"wait for iteration 4 cannot be read: .*versions_B"):
+        stream.restart(3, 3, {"3.0.versions_B": torch.zeros(1)})
 
 
 def test_imbalance() -> None:
