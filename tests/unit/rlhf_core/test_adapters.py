@@ -21,7 +21,9 @@ ADAPTERS: dict[str, Any] = {"model__lora__rank": 4, "model__lora__dropout": 0.2}
 
 def _trial(config: TrialConfig, folder: Path | None = None) -> PPOTrial:
     plan = plan_trial(config)
-    return PPOTrial(config, LocalRuntime(config, plan), plan, LocalStore(folder) if folder else None)
+    return PPOTrial(
+        config, LocalRuntime(config, plan), plan, LocalStore(folder) if folder else None
+    )
 
 
 def _run(trial: PPOTrial) -> dict[int, dict[str, float]]:
