@@ -1,4 +1,4 @@
-"""Trials that train adapters: they learn, start where the reference is, send little, and go on where they stopped."""
+"""Trials that train adapters: they learn, start at the reference, send little, and go on where they stopped."""
 
 from __future__ import annotations
 
