@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, redirect_stdout
 from typing import Any
 
 import torch
@@ -58,12 +58,14 @@ class DeepSpeedEngine:
             # Hooks of DeepSpeed gather weights when a module's own forward is called.
             part.own_forward = self.sharded
         self.optimizer = torch.optim.AdamW(trained(module).values(), lr=0.0, fused=True)
-        self._engine, *_ = deepspeed.initialize(
-            model=_Caller(module),
-            optimizer=self.optimizer,
-            config=engine_json(config, ranks.size, _width(module)),
-            dist_init_required=False,
-        )
+        # It prints how much memory is in use.
+        with redirect_stdout(None):
+            self._engine, *_ = deepspeed.initialize(
+                model=_Caller(module),
+                optimizer=self.optimizer,
+                config=engine_json(config, ranks.size, _width(module)),
+                dist_init_required=False,
+            )
         self._gathered = deepspeed.zero.GatheredParameters
 
     def begin(self) -> None:
