@@ -78,7 +78,9 @@ def _seat(trained: Any, name: str, case: dict[str, Any], rank: int, meet: dist.S
     if rank == 0:
         meet.set(key, str(trained.listen(CONTEXT, name, HOST, 60.0)[1]))
     port = int(meet.get(key))
-    trained.join(CONTEXT, Seat(name, rank, case["ranks"], (HOST, port), HOST, timeout_s=20.0))
+    # One that waits for an error of the other waits as long as that.
+    patience = 16.0 if case.get("breaks") else 60.0
+    trained.join(CONTEXT, Seat(name, rank, case["ranks"], (HOST, port), HOST, timeout_s=patience))
 
 
 def _outputs(trained: Any, name: str, config: Any, folder: Path) -> dict[str, Any]:
