@@ -226,14 +226,20 @@ def problems(config: TrialConfig) -> list[str]:
 
 def _adapter_problems(config: TrialConfig) -> Sequence[str]:
     """Targets that no layer of the policy has, as far as its files tell."""
-    policy, task = config.model.policy, config.data.task
+    lora, policy, task = config.model.lora, config.model.policy, config.data.task
+    if not lora.rank:
+        return ()
     if policy is None and task is not None:
-        name = task.removeprefix(BUILTIN)
-        folder = (cached_builtin(name) if name in RECIPES else None) if name != task else Path(task)
-        if folder is not None and folder.is_dir():
-            policy = str(TaskFolder.load(folder).policy)
-    names = linear_layers(policy) if policy is not None and config.model.lora.rank else []
-    return _try(lambda: matched(names, config.model.lora.targets)) if names else ()
+        try:
+            name = task.removeprefix(BUILTIN)
+            # One that is not built yet is not asked.
+            folder = Path(task) if name == task else RECIPES.get(name) and cached_builtin(name)
+            policy = str(TaskFolder.load(folder).policy) if folder else None
+        except ConfigError:
+            # It is told of the task.
+            return ()
+    names = linear_layers(policy) if policy is not None else []
+    return _try(lambda: matched(names, lora.targets)) if names else ()
 
 
 def _missing(config: TrialConfig) -> list[str]:

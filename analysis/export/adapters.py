@@ -37,7 +37,7 @@ def adapter_rules(
         return told
 
     def targets_out(case: Case) -> Told:
-        names = list(case[TARGETS])
+        names = list(case[TARGETS]) if case[RANK] else [ALL_LINEAR]
         return Told(all_of(targets, ALL_LINEAR if names == [ALL_LINEAR] else names))
 
     rules = [

@@ -9,6 +9,7 @@ from analysis.export.places import ranks
 from analysis.export.rules import Case, Rule, Table, Told, drop, fixed, gpu_count
 from analysis.export.shared import micro_batch
 from rlhf_core.config.deepspeed import sharding
+from rlhf_core.config.trial import OptimConfig
 
 VERSIONS = ("0.19.8",)
 NOWHERE = "DeepSpeed only trains; this belongs to the program around it"
@@ -124,10 +125,11 @@ def _schedule(case: Case, role: str) -> Told:
 def _sharding(case: Case) -> Told:
     half = case["model.dtype"] == "bfloat16"
     note = "bfloat16 is a section of its own" if half else "bf16 is off"
-    told = Told(dict(_dotted(sharding(case.config.optim, half=half))), {"model.dtype": note})
-    if case["optim.engine"] == "torch":
-        stage = case["optim.zero_stage"]
-        told.dropped["optim.engine"] = f"DeepSpeed trains; it shards as stage {stage} says"
+    used = case["optim.engine"] == "deepspeed"
+    optim = case.config.optim if used else OptimConfig()
+    told = Told(dict(_dotted(sharding(optim, half=half))), {"model.dtype": note})
+    if not used:
+        told.dropped["optim.engine"] = f"DeepSpeed trains, with stage {optim.zero_stage}"
     return told
 
 

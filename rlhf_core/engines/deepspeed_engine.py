@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stdout
 from typing import Any
 
 import torch
@@ -22,11 +22,13 @@ from rlhf_core.engines.base import shape_of, trained
 from rlhf_core.engines.shards import Shard, flats_of, shard_of
 from rlhf_core.engines.torch_engine import set_options
 from rlhf_core.engines.world import enter_world, leave_world
-from rlhf_core.errors import ConfigError, DivergedError
+from rlhf_core.errors import ConfigError, DivergedError, RankError
 from rlhf_core.ranks import Ranks
 from rlhf_core.types import AdamWSettings
 
 WIDE_MOMENTS = ("exp_avg", "exp_avg_sq")
+# In messages of a process group that broke off.
+NETWORK = ("gloo", "NCCL", "timed out", "Connection")
 
 
 class DeepSpeedEngine:
@@ -58,26 +60,44 @@ class DeepSpeedEngine:
             # Hooks of DeepSpeed gather weights when a module's own forward is called.
             part.own_forward = self.sharded
         self.optimizer = torch.optim.AdamW(trained(module).values(), lr=0.0, fused=True)
-        self._engine, *_ = deepspeed.initialize(
-            model=_Caller(module),
-            optimizer=self.optimizer,
-            config=engine_json(config, ranks.size, _width(module)),
-            dist_init_required=False,
-        )
+        # It prints how much memory is in use.
+        with redirect_stdout(None):
+            self._engine, *_ = deepspeed.initialize(
+                model=_Caller(module),
+                optimizer=self.optimizer,
+                config=engine_json(config, ranks.size, _width(module)),
+                dist_init_required=False,
+            )
         self._gathered = deepspeed.zero.GatheredParameters
 
     def begin(self) -> None:
         self._engine.zero_grad()
 
     def forward(self, compute: Callable[[], Tensor]) -> Tensor:
-        found: Tensor = self._engine(compute)
+        with self._meeting():
+            found: Tensor = self._engine(compute)
         return found
 
     def backward(self, compute: Callable[[], Tensor], *, last: bool) -> None:
         self._engine.set_gradient_accumulation_boundary(last)
-        loss = self._engine(compute)
-        # DeepSpeed averages over ranks; losses here are parts of one sum.
-        self._engine.backward(loss * self._group().size)
+        with self._meeting():
+            loss = self._engine(compute)
+            # DeepSpeed averages over ranks; losses here are parts of one sum.
+            self._engine.backward(loss * self._group().size)
+
+    @contextmanager
+    def _meeting(self) -> Iterator[None]:
+        """Where another rank does not come, its own error says why; here it is one line."""
+        try:
+            yield
+        except RuntimeError as error:
+            ranks = self._group()
+            if ranks.size == 1 or not any(word in str(error) for word in NETWORK):
+                raise
+            raise RankError(
+                f"{self.role}: rank {ranks.rank} of {ranks.size} lost the others within a pass: a process ended, "
+                "or none answered within half of sync.timeout_s"
+            ) from error
 
     def used(self) -> list[bool]:
         return []
@@ -115,9 +135,10 @@ class DeepSpeedEngine:
             shard, shape = self._shard(parameter), shape_of(parameter)
             tensors[f"model.{name}"] = shard.read(shard.flat, shape, ranks).cpu()
             if steps is not None:
-                state = self.optimizer.state[shard.flat]
-                tensors[f"optim.{name}.step"] = steps.clone()
-                for key in WIDE_MOMENTS:
+                state = self.optimizer.state.get(shard.flat, {})
+                if state:
+                    tensors[f"optim.{name}.step"] = steps.clone()
+                for key in WIDE_MOMENTS if state else ():
                     tensors[f"optim.{name}.{key}"] = shard.read(state[key], shape, ranks).cpu()
             if ranks.rank:
                 # They are rank 0's to keep.

@@ -53,7 +53,8 @@ def enter_world(ranks: Ranks, device: torch.device) -> None:
         store=ranks.store("default") or dist.HashStore(),
         rank=ranks.rank,
         world_size=ranks.size,
-        timeout=timedelta(seconds=ranks.seat.timeout_s) if ranks.seat else None,
+        # Shorter than that of the role's own group, in which a rank that was left alone says so.
+        timeout=timedelta(seconds=ranks.seat.timeout_s / 2) if ranks.seat else None,
     )
 
 

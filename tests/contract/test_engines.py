@@ -96,6 +96,7 @@ RESUMED = _resumed(("zero3, 2", "torch", 1), ("torch, 2", "zero3", 2))
 RESUMED_LONG = _resumed(
     ("zero2, 1", "zero3", 2), ("torch, 1", "zero3", 1), ("zero1, 1", "zero2", 2)
 )
+BREAKS = [_case(e, 2, "critic", {}, breaks=True, name=f"{e} breaks") for e in ("torch", "zero3")]
 ON = _case("torch", 1, "learner", {}, resumed="learner reference False", updates=2, name="on")
 
 
@@ -114,10 +115,10 @@ def found(zoo: Zoo, tmp_path_factory: pytest.TempPathFactory) -> Callable[[Found
     def run(late: bool) -> Seen:
         folder = tmp_path_factory.mktemp("engines")
         references = [case for key, case in REFERENCES.items() if late or not key[1]]
-        cases = [*CASES_LONG, *RESUMED_LONG] if late else [*CASES, *RESUMED]
+        cases = [*CASES_LONG, *RESUMED_LONG, *BREAKS] if late else [*CASES, *RESUMED]
         return _on_two_processes([*references, *cases, ON], zoo, folder)
 
-    return lambda case: run(case in CASES_LONG or case in RESUMED_LONG)
+    return lambda case: run(case in [*CASES_LONG, *RESUMED_LONG, *BREAKS])
 
 
 def _on_two_processes(cases: list[Found], zoo: Zoo, folder: Path) -> Seen:
@@ -135,7 +136,8 @@ def _on_two_processes(cases: list[Found], zoo: Zoo, folder: Path) -> Seen:
             process.kill()
     tails = [(folder / f"log{rank}").read_text()[-3000:] for rank in (0, 1)]
     assert codes == [0, 0], "\n".join(tails)
-    return pickle.loads((folder / "found0.pkl").read_bytes()), folder
+    first, second = (pickle.loads((folder / f"found{rank}.pkl").read_bytes()) for rank in (0, 1))
+    return first | {f"{name}, rank 1": found for name, found in second.items()}, folder
 
 
 def _reference(case: Found) -> str:
@@ -227,3 +229,13 @@ def test_values_are_those_of_one_process(found: Callable[[Found], Seen], case: F
     want, got = seen["critic reference False"]["values"], seen[case["name"]]["values"]
     assert float(want.abs().max()) > 0.05
     torch.testing.assert_close(got, want, rtol=1e-2, atol=1e-4)
+
+
+@_marked([], BREAKS)
+def test_a_loss_that_is_not_finite_on_one_rank_is_named_there_and_ends_all(
+    found: Callable[[Found], Seen], case: Found
+) -> None:
+    seen, _ = found(case)
+    errors = {seen[case["name"]], seen[f"{case['name']}, rank 1"]}
+    alike = case["options"].get("optim.engine") != "deepspeed"
+    assert errors == ({"DivergedError"} if alike else {"DivergedError", "RankError"})

@@ -18,6 +18,7 @@ import torch.distributed as dist
 from tiny_models import Zoo
 from tiny_rollouts import CONTEXT, experience, prompts, role, settings, trial_config
 
+from rlhf_core.errors import RlhfError
 from rlhf_core.ranks import Seat
 from rlhf_core.store import LocalStore
 from rlhf_core.types import Chunk
@@ -43,6 +44,8 @@ def run_case(case: dict[str, Any], rank: int, zoo: Zoo, folder: Path, meet: dist
         before = folder / "checkpoints" / case["resumed"]
         entry = json.loads(meet.get(f"entry/{case['resumed']}"))
         trained.load(CONTEXT, LocalStore(before).uri, entry)
+    if case.get("breaks"):
+        return _broken(trained, zoo)
     found["start"] = {key: tensor.clone() for key, tensor in trained.engine.state().items()}
     batch = experience(zoo)
     for _ in range(case["updates"]):
@@ -57,12 +60,27 @@ def run_case(case: dict[str, Any], rank: int, zoo: Zoo, folder: Path, meet: dist
     return found
 
 
+def _broken(trained: Any, zoo: Zoo) -> str:
+    """What an update raises here when one row, so one rank, has a loss that is not finite."""
+    batch = experience(zoo)
+    batch.returns_BT[3] = float("inf")
+    try:
+        trained.update(CONTEXT, batch, settings())
+    except RlhfError as error:
+        return type(error).__name__
+    finally:
+        trained.close()
+    return "nothing"
+
+
 def _seat(trained: Any, name: str, case: dict[str, Any], rank: int, meet: dist.Store) -> None:
     key = f"port/{case['name']}"
     if rank == 0:
         meet.set(key, str(trained.listen(CONTEXT, name, HOST, 60.0)[1]))
     port = int(meet.get(key))
-    trained.join(CONTEXT, Seat(name, rank, case["ranks"], (HOST, port), HOST, timeout_s=60.0))
+    # One that waits for an error of the other waits as long as that.
+    patience = 16.0 if case.get("breaks") else 60.0
+    trained.join(CONTEXT, Seat(name, rank, case["ranks"], (HOST, port), HOST, timeout_s=patience))
 
 
 def _outputs(trained: Any, name: str, config: Any, folder: Path) -> dict[str, Any]:

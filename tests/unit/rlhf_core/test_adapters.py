@@ -1,4 +1,4 @@
-"""Trials that train adapters: they learn, start where the reference is, send little, and go on where they stopped."""
+"""Trials that train adapters: they learn, start at the reference, send little, and go on where they stopped."""
 
 from __future__ import annotations
 
@@ -21,7 +21,9 @@ ADAPTERS: dict[str, Any] = {"model__lora__rank": 4, "model__lora__dropout": 0.2}
 
 def _trial(config: TrialConfig, folder: Path | None = None) -> PPOTrial:
     plan = plan_trial(config)
-    return PPOTrial(config, LocalRuntime(config, plan), plan, LocalStore(folder) if folder else None)
+    return PPOTrial(
+        config, LocalRuntime(config, plan), plan, LocalStore(folder) if folder else None
+    )
 
 
 def _run(trial: PPOTrial) -> dict[int, dict[str, float]]:

@@ -115,23 +115,21 @@ def test_import_writes_a_configuration_with_what_it_left_out(
 ) -> None:
     script, out = tmp_path / "train.sh", tmp_path / "trial.yaml"
     script.write_text(
-        "python3 -m openrlhf.cli.train_ppo_ray --actor.adam.lr 2e-6 --ds.zero_stage 3 "
+        "python3 -m openrlhf.cli.train_ppo_ray --actor.adam.lr 2e-6 --ds.zpg 2 "
         "--data.max_samples 10240 --rollout.max_new_tokens 512 --vllm.num_engines 4"
     )
     assert main(["import", str(script), "--from", "openrlhf", "--out", str(out)]) == 0
     config = load_trial(out)
     assert config.optim.policy.lr == 2e-6
     assert config.budget.iterations == 10
-    assert "# no counterpart, ds.zero_stage: 3" in out.read_text()
-    assert "no counterpart, ds.zero_stage: 3" in capsys.readouterr().err
+    assert "# no counterpart, ds.zpg: 2" in out.read_text()
+    assert "no counterpart, ds.zpg: 2" in capsys.readouterr().err
 
 
 def test_import_says_each_thing_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     script = tmp_path / "train.sh"
-    script.write_text(
-        "python3 -m openrlhf.cli.train_ppo_ray --vllm.num_engines 4 --ds.zero_stage 3"
-    )
-    note = "no counterpart, ds.zero_stage: 3"
+    script.write_text("python3 -m openrlhf.cli.train_ppo_ray --vllm.num_engines 4 --ds.zpg 2")
+    note = "no counterpart, ds.zpg: 2"
     assert main(["import", str(script), "--from", "openrlhf"]) == 0
     said = capsys.readouterr()
     assert (said.out + said.err).count(note) == 1
