@@ -110,7 +110,8 @@ class Choice:
         if config.budget.full_trials is not None:
             part = self.rule.search_part(config.budget.full_trials)
             rest = max(0.0, min(rest, part - self.spent(searched)))
-        return rest + self._left(records)
+        # Less than a whole trial of the budget starts none.
+        return rest if rest >= 1 else float(self._left(records))
 
     def _left(self, records: Collection[TrialRecord]) -> int:
         if not self.most_runs or any(not record.ended for record in _searched(records)):
