@@ -6,26 +6,26 @@ from typing import TYPE_CHECKING, Any
 
 from analysis.eligible import kinds
 from analysis.names import number
-from analysis.selection import Comparison, Tested, compare, interval, rank
+from analysis.selection import Comparison, FreshRuns, compare, interval, rank
 from analysis.sweep import Sweep
 
 if TYPE_CHECKING:
     import pandas as pd
 
 
-def tested(sweep: Sweep) -> dict[str, Tested]:
+def fresh_runs(sweep: Sweep) -> dict[str, FreshRuns]:
     """The test runs that have ended, by finalist in the order of the search."""
     runs = sweep.tests
     ended = (runs.trials["state"] == "ended").to_numpy()
-    found: dict[str, Tested] = {}
+    found: dict[str, FreshRuns] = {}
     rows = zip(runs.trials["of"], runs.trials["value"], kinds(runs), ended, strict=True)
     for finalist, value, kind, over in rows:
         if not over:
             continue
-        so_far = found.get(finalist, Tested((), 0))
+        so_far = found.get(finalist, FreshRuns((), 0))
         counts = kind == ""
         values = (*so_far.values, float(value)) if counts else so_far.values
-        found[finalist] = Tested(values, so_far.failed + (not counts))
+        found[finalist] = FreshRuns(values, so_far.failed + (not counts))
     return {trial: found[trial] for trial in map(str, sweep.trials.index) if trial in found}
 
 
@@ -43,7 +43,7 @@ def finalists(sweep: Sweep) -> pd.DataFrame:
     """
     import pandas as pd
 
-    runs = tested(sweep)
+    runs = fresh_runs(sweep)
     order = rank(runs, sweep.objective.ascending) if runs else []
     lost = [trial for trial in runs if trial not in order]
     rows = [
@@ -57,7 +57,7 @@ def finalists(sweep: Sweep) -> pd.DataFrame:
 
 def runner_up(sweep: Sweep) -> Comparison | None:
     """The first finalist against the second; None where there are not two."""
-    runs = tested(sweep)
+    runs = fresh_runs(sweep)
     order = rank(runs, sweep.objective.ascending) if runs else []
     return compare(runs, order[0], order[1]) if len(order) > 1 else None
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 LEVEL = 0.95
 
 
-class Tested(NamedTuple):
+class FreshRuns(NamedTuple):
     """The test runs of one finalist that have ended.
 
     Attributes:
@@ -27,7 +27,7 @@ class Tested(NamedTuple):
     failed: int = 0
 
 
-def rank(tested: Mapping[str, Tested], ascending: bool) -> list[str]:
+def rank(tested: Mapping[str, FreshRuns], ascending: bool) -> list[str]:
     """Finalists, the best first: by the share of runs that failed, then by interquartile mean.
 
     Args:
@@ -48,7 +48,7 @@ def rank(tested: Mapping[str, Tested], ascending: bool) -> list[str]:
     return sorted(begun, key=place)
 
 
-def interval(runs: Tested) -> Interval:
+def interval(runs: FreshRuns) -> Interval:
     """Interquartile mean with its bootstrap interval, seeds resampled; of a single run there is no interval."""
     from analysis.statistics.robust import Interval, bootstrap
 
@@ -75,7 +75,7 @@ class Comparison(NamedTuple):
         return bool(self.low > 0 or self.high < 0)
 
 
-def compare(tested: Mapping[str, Tested], first: str, second: str) -> Comparison:
+def compare(tested: Mapping[str, FreshRuns], first: str, second: str) -> Comparison:
     """The difference of two finalists' means and its 95 % interval.
 
     The spread between seeds is pooled over all finalists (Student's t with the degrees of freedom that leaves): of

@@ -11,7 +11,7 @@ from rich.console import Console
 
 import analysis
 from analysis.finalists import tested_as
-from analysis.selection import Tested, rank
+from analysis.selection import FreshRuns, rank
 from analysis.sweep import Sweep
 from rlhf_core.errors import ConfigError, RlhfError
 from rlhf_core.store import LocalStore, open_store
@@ -72,7 +72,7 @@ def chosen(driver: SweepDriver) -> str | None:
         if record.of is not None:
             tested.setdefault(record.of, []).append(candidates[record.trial])
     runs = {
-        trial: Tested([c.value for c in own if c.eligible], sum(not c.eligible for c in own))
+        trial: FreshRuns([c.value for c in own if c.eligible], sum(not c.eligible for c in own))
         for trial, own in tested.items()
     }
     # Candidates are signed so that larger is better.

@@ -8,8 +8,9 @@ import pytest
 from rich.console import Console
 
 import analysis
-from analysis.finalists import runner_up, tested, verdict
-from analysis.selection import Tested, compare, interval, rank
+from analysis.finalists import fresh_runs, runner_up, verdict
+from analysis.report.tables import checklist
+from analysis.selection import FreshRuns, compare, interval, rank
 from analysis.statistics import importance, replicates
 from rlhf_core.errors import ConfigError
 from sweeps.cli import main
@@ -76,7 +77,7 @@ def test_a_finalist_whose_runs_fail_is_behind_one_whose_do_not(builder):
     # Completed, but it breaks the constraint on the KL.
     add_run(builder, "t0006", "t0000", 9.0, kl=99.0)
     sweep = analysis.load(builder.path)
-    assert tested(sweep)["t0001"] == Tested((9.0,), 1)
+    assert fresh_runs(sweep)["t0001"] == FreshRuns((9.0,), 1)
     assert analysis.best(sweep) == "t0002"
     board = analysis.leaderboard(sweep)
     assert board["trial"].tolist() == ["t0002", "t0001", "t0000"]
@@ -99,7 +100,7 @@ def test_runs_under_way_do_not_count_yet(chosen):
     for state in ("queued", "placed", "started"):
         chosen.state("t0007", state, **about)
     sweep = analysis.load(chosen.path)
-    assert "t0000" not in tested(sweep)
+    assert "t0000" not in fresh_runs(sweep)
     found = analysis.status(sweep)
     assert (found["asked"], found["ended"], found["tests"]) == (8, 3, {"begun": 5, "ended": 4})
     assert found["best"] == {"trial": "t0002", "value": 2.0}
@@ -166,7 +167,7 @@ def test_several_sweeps_keep_their_finalists_apart(chosen, tmp_path):
 
 
 def test_ranks_follow_the_direction():
-    runs = {"a": Tested((1.0, 1.2)), "b": Tested((0.5, 0.7)), "c": Tested((), 2)}
+    runs = {"a": FreshRuns((1.0, 1.2)), "b": FreshRuns((0.5, 0.7)), "c": FreshRuns((), 2)}
     assert rank(runs, ascending=False) == ["a", "b"]
     assert rank(runs, ascending=True) == ["b", "a"]
 
@@ -177,17 +178,17 @@ def test_the_interval_of_the_difference_covers_what_it_claims():
     rng = np.random.default_rng(0)
     covered = 0
     for _ in range(1000):
-        runs = {name: Tested(tuple(rng.normal(0.0, 1.0, 2))) for name in "abc"}
+        runs = {name: FreshRuns(tuple(rng.normal(0.0, 1.0, 2))) for name in "abc"}
         found = compare(runs, "a", "b")
         covered += found.low <= 0 <= found.high
     assert 930 <= covered <= 970
 
 
 def test_one_run_has_no_interval():
-    found = interval(Tested((0.5,)))
+    found = interval(FreshRuns((0.5,)))
     assert found.value == 0.5
     assert math.isnan(found.low)
-    assert math.isnan(interval(Tested(())).value)
+    assert math.isnan(interval(FreshRuns(())).value)
 
 
 @pytest.fixture
@@ -274,8 +275,7 @@ def test_the_best_command_tells_of_the_test_runs(chosen, capsys):
     assert json.loads(capsys.readouterr().out)["test"]["seeds"] == 2
 
 
-def test_a_report_with_finalists_is_written(chosen, tmp_path):
-    (page,) = analysis.write_report(analysis.load(chosen.path), tmp_path / "report.html")
-    text = page.read_text()
-    assert "Of 2 finalists t0002 is the best on test seeds" in text
-    assert "2 seeds for 2 finalists" in text
+def test_the_checklist_of_the_report_names_the_test_seeds(chosen):
+    rows = dict(checklist(analysis.load(chosen.path)).rows)
+    assert rows["test seeds"] == "2 seeds for 2 finalists"
+    assert rows["trials"] == "8 asked for, 3 ended"

@@ -504,3 +504,15 @@ def test_a_file_that_base_names_and_that_is_wrong_is_refused(
     assert "a.yaml extends itself by way of a.yaml, b.yaml" in refusal({"base": "a.yaml"})
     Path("wrong.yaml").write_text("ppo: {epoch: 3}\n")
     assert "did you mean 'ppo.epochs'" in refusal({"base": "wrong.yaml"})
+
+
+def test_cost_can_be_a_limit_and_the_objective() -> None:
+    search = {"constraints": ["cost/gpu_seconds <= 600"], "objective": "cost/gpu_seconds"}
+    loaded = load_sweep(
+        {
+            "base": {"extends": "tiny"},
+            "space": {"ppo.kl.coef": {"float": [0.01, 0.2]}},
+            "search": {**search, "direction": "minimize"},
+        }
+    )
+    assert loaded.config.search.constraints == ("cost/gpu_seconds <= 600",)
