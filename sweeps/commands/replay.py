@@ -32,7 +32,9 @@ def register(subparsers: Any) -> None:
         "that is by seeds no sweep saw, and what it cost.",
     )
     parser.add_argument(
-        "table", type=path_argument, metavar="TABLE",
+        "table",
+        type=path_argument,
+        metavar="TABLE",
         help="a recorded table (Parquet), or tiny: 240 configurations of the built-in task",
     )
     parser.add_argument(
