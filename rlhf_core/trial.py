@@ -132,7 +132,7 @@ class PPOTrial:
             yield self._finish(phases, metrics)
 
     def take_restored(self) -> IterationMetrics | None:
-        """Metrics of the checkpoint that ``restore`` went back to, once; whoever takes them is not yielded them."""
+        """Metrics of the checkpoint that ``restore`` went back to, once; what is taken is not yielded."""
         restored, self._restored = self._restored, None
         return restored
 

@@ -19,8 +19,8 @@ class Choice:
     """Of a sweep; all it says follows from the records it is given.
 
     Attributes:
-        loaded: The sweep; users may give it more trials while it runs. A program whose trials have no ``seed`` runs
-            nothing again.
+        loaded: The sweep; users may give it more trials while it runs. A program whose trials have no ``seed``
+            runs nothing again.
         ran_out: Whether the searcher has nothing left to propose.
     """
 
@@ -69,7 +69,7 @@ class Choice:
         return not self.may_search(records, elapsed) and (timed or not waits)
 
     def done(self, records: Collection[TrialRecord], elapsed: float, waiting: bool = False) -> bool:
-        """Whether no trial at all will start any more; ``waiting``: the scheduler lets trials of the search wait."""
+        """Whether no trial at all will start any more; ``waiting``: the scheduler lets trials wait."""
         if not self.over(records, elapsed):
             return False
         # While the search still runs it is not known who will be a finalist.

@@ -103,7 +103,7 @@ class History:
     def in_order(self) -> Iterator[Reported | Ended]:
         """What happened, in the order in which the driver saw it.
 
-        Of an iteration that came again the first counts, but what comes after a copy took the trial's place is new.
+        Of an iteration that came again the first counts; what comes after a copy took the trial's place is new.
         """
         moments: list[tuple[float, int, int, Reported | Ended]] = []
         for past in self.trials.values():

@@ -2,7 +2,7 @@
 
 python tests/benchmarks/guards.py [--table FILE] [--seed SEED]
 
-The table is a Parquet file with a row for each configuration, seed and iteration (docs/replay.md). The configurations
+The table has a row for each configuration, seed and iteration (docs/replay.md). The configurations
 are cut into two halves: thresholds are set on one and measured on the other. A trial is bad when its held-out
 reward ends more than two standard errors below where it began, or when a number was not finite.
 """
