@@ -94,7 +94,7 @@ class OptimConfig(Group):
     critic_lr_ratio: float | None = option(
         None,
         "Peak learning rate of the critic over that of the policy; where set, it sets optim.critic.lr.",
-        gt=0,
+        ge=1e-6,
         le=1e6,
     )
     micro_batch_size: int = option(

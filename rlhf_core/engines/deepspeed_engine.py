@@ -23,6 +23,7 @@ from rlhf_core.engines.shards import Shard, flats_of, shard_of
 from rlhf_core.engines.torch_engine import set_options
 from rlhf_core.engines.world import enter_world, leave_world
 from rlhf_core.errors import ConfigError, DivergedError, RankError
+from rlhf_core.models.save import quiet_deepspeed
 from rlhf_core.ranks import Ranks
 from rlhf_core.types import AdamWSettings
 
@@ -210,8 +211,7 @@ def import_deepspeed(device: torch.device) -> Any:
     """
     # It asks the environment what its own launcher would have set.
     os.environ.setdefault("LOCAL_RANK", "0")
-    os.environ.setdefault("DS_ACCELERATOR", "cuda" if device.type == "cuda" else "cpu")
-    os.environ.setdefault("DEEPSPEED_LOG_LEVEL", "error")
+    quiet_deepspeed(device)
     try:
         import deepspeed
     except ImportError as error:

@@ -15,6 +15,7 @@ from rlhf_core.errors import DivergedError
 from rlhf_core.models.adapted import adapted_policy
 from rlhf_core.models.forward import logprobs, logprobs_and_entropy
 from rlhf_core.models.lora import plain_weights
+from rlhf_core.models.save import save_pretrained
 from rlhf_core.models.weights import GROUP, Bucket, Detached, Header, buckets_of, header_of, send
 from rlhf_core.ppo.aggregation import Normalizer
 from rlhf_core.ppo.correction import correct
@@ -171,4 +172,4 @@ class LearnerRole(Trainer):
             if self.group.rank == 0:
                 weights[name] = weight.cpu().clone() if self.engine.sharded else weight
         if weights:
-            self.model.save_pretrained(folder, state_dict=weights)  # type: ignore[operator]
+            save_pretrained(self.model, folder, weights)

@@ -22,6 +22,7 @@ from transformers import (
 )
 from transformers.utils import logging
 
+from rlhf_core.models.save import save_pretrained
 from rlhf_core.tasks.recipe import ModelSize, Progress, Schedule
 
 Ids = Sequence[int]
@@ -53,7 +54,7 @@ def save_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folde
     shown = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
     try:
-        model.save_pretrained(folder)
+        save_pretrained(model, folder)
     finally:
         if shown:
             logging.enable_progress_bar()

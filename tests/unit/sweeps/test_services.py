@@ -85,6 +85,8 @@ class Serving(NoServices):
 class Asked:
     """A study that proposes the same."""
 
+    spent = False
+
     def __init__(self) -> None:
         self.told: list[Outcome] = []
 
