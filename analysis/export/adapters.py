@@ -31,9 +31,10 @@ def adapter_rules(
         return Rule((key,), all_of(name, default), out, lambda t: {key: read(t[first])})
 
     def alpha_out(case: Case) -> Told:
-        told = Told(all_of(alpha, round(case[ALPHA])))
-        if round(case[ALPHA]) != case[ALPHA]:
-            told.dropped[ALPHA] = f"whole; {round(case[ALPHA])} is written"
+        written = max(1, round(case[ALPHA]))
+        told = Told(all_of(alpha, written))
+        if written != case[ALPHA]:
+            told.dropped[ALPHA] = f"whole; {written} is written"
         return told
 
     def targets_out(case: Case) -> Told:

@@ -91,12 +91,14 @@ def _outputs(trained: Any, name: str, config: Any, folder: Path) -> dict[str, An
     header, buckets = trained.publish(CONTEXT)
     pieces = [piece.clone() for bucket in buckets for piece in bucket.pieces]
     trained.export(CONTEXT, str(folder))
+    # Sampling wants all of them at a time.
+    at_once = max(seen, default=0)
     sampled = trained.generate(CONTEXT, Chunk(0, prompts(config), 3))
     return {
         "header": asdict(header),
         "bytes": torch.cat(pieces) if pieces else torch.empty(0),
         "logprobs": sampled.logprobs_BT,
-        "whole_at_once": max(seen, default=0),
+        "whole_at_once": at_once,
         "elements": sum(p.numel() for p in _parameters(trained)),
         "left_whole": _whole(trained),
     }

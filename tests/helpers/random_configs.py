@@ -34,6 +34,7 @@ WHOLE: dict[str, list[Any]] = {
     "resources.labels": [{"zone": "a"}, {"zone": ["a", "b"]}, {"zone": "!a"}],
     "resources.roles.rollout.custom": [{"fast": 1.0}],
     "rollout.stop": [[], ["."]],
+    "model.lora.targets": [["all-linear"], ["q_proj"], ["q_proj", "mlp.up_proj"]],
 }
 """Options whose values are lists or mappings."""
 _EACH = tuple(f"resources.roles.{role}.workers" for role in (*_TRAINERS, "rollout"))
@@ -45,6 +46,8 @@ BESIDE: dict[str, list[dict[str, Any]]] = {
     "reward.extra.NAME.weight": [{}, {"reward.extra.style.model": "org/style"}],
     "ppo.kl.horizon": [{}, {"ppo.kl.controller": "adaptive", "ppo.kl.target_per_token": 0.1}],
     "sync.max_staleness": [{}, {"sync.mode": "async", "resources.layout": "split"}],
+    "model.lora.targets": [{}, {"model.lora.rank": 8}],
+    "optim.zero_stage": [{}, {"optim.engine": "deepspeed"}],
     "optim.policy.min_lr_ratio": [{}, {"optim.policy.schedule": "cosine"}],
 }
 """Options that alone break a rule, with some that let them in."""
