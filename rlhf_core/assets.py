@@ -16,14 +16,14 @@ from rlhf_core.config.trial import CheckpointConfig, TrialConfig
 from rlhf_core.errors import ConfigError, nearest
 from rlhf_core.imports import import_named
 from rlhf_core.models.gguf import ensure_gguf, is_gguf
+from rlhf_core.models.policy import policy_source
 from rlhf_core.models.sources import problem_of_model
 from rlhf_core.models.targets import linear_layers, matched
 from rlhf_core.paths import problem_of_url, user_path
-from rlhf_core.tasks.builtin import RECIPES, cached_builtin, ensure_builtin
+from rlhf_core.tasks.builtin import BUILTIN, RECIPES, ensure_builtin
 from rlhf_core.tasks.folder import TaskFolder
 from rlhf_core.tasks.recipe import Progress
 
-BUILTIN = "builtin:"
 RewardFunction = Callable[[list[str], list[str], list[Mapping[str, Any]]], list[float]]
 
 
@@ -226,18 +226,14 @@ def problems(config: TrialConfig) -> list[str]:
 
 def _adapter_problems(config: TrialConfig) -> Sequence[str]:
     """Targets that no layer of the policy has, as far as its files tell."""
-    lora, policy, task = config.model.lora, config.model.policy, config.data.task
+    lora = config.model.lora
     if not lora.rank:
         return ()
-    if policy is None and task is not None:
-        try:
-            name = task.removeprefix(BUILTIN)
-            # One that is not built yet is not asked.
-            folder = Path(task) if name == task else RECIPES.get(name) and cached_builtin(name)
-            policy = str(TaskFolder.load(folder).policy) if folder else None
-        except ConfigError:
-            # It is told of the task.
-            return ()
+    try:
+        policy = policy_source(config)
+    except ConfigError:
+        # It is told of the task.
+        return ()
     names = linear_layers(policy) if policy is not None else []
     return _try(lambda: matched(names, lora.targets)) if names else ()
 

@@ -9,13 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from rlhf_core.assets import BUILTIN
-from rlhf_core.config import flatten
 from rlhf_core.config.trial import TrialConfig
 from rlhf_core.models.gguf import cached_gguf, is_gguf
 from rlhf_core.models.size import ModelShape, shape_of
 from rlhf_core.runtime.placement import GB, PlacementPlan, WorkerPlace, plan_trial
-from rlhf_core.tasks.builtin import RECIPES, cached_builtin
+from rlhf_core.tasks.builtin import BUILTIN, RECIPES, cached_builtin
 from rlhf_core.tasks.folder import TaskFolder
 
 ITEM_BYTES = {"float32": 4, "bfloat16": 2}
@@ -51,14 +49,14 @@ class Engine:
     @classmethod
     def of(cls, config: TrialConfig) -> Engine:
         """That of a configuration."""
-        option = flatten(config).get
-        deepspeed = option("optim.engine", "torch") == "deepspeed"
-        stage = int(option("optim.zero_stage", 0)) if deepspeed else 0
+        optim = config.optim
+        deepspeed = optim.engine == "deepspeed"
+        stage = optim.zero_stage if deepspeed else 0
         return cls(
             sharded=stage,
-            offload=str(option("optim.offload", "none")) if deepspeed else "none",
-            recompute=bool(option("optim.gradient_checkpointing", False)),
-            rank=int(option("model.lora.rank", 0)),
+            offload=optim.offload if deepspeed else "none",
+            recompute=optim.gradient_checkpointing,
+            rank=config.model.lora.rank,
             # DeepSpeed steps on flat float32 copies whatever the weights are.
             masters=config.model.dtype != "float32" or stage > 0,
         )

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from rlhf_core.assets import BUILTIN
 from rlhf_core.config.trial import TrialConfig
 from rlhf_core.models.gguf import cached_gguf, is_gguf
 from rlhf_core.models.size import parameters_of
-from rlhf_core.tasks.builtin import RECIPES, cached_builtin
+from rlhf_core.tasks.builtin import BUILTIN, RECIPES, cached_builtin
 from rlhf_core.tasks.folder import TaskFolder
 
 

@@ -56,6 +56,8 @@ class BuiltinRecipe:
     threads: int = 1
 
 
+# Stands before the name of such a task in data.task.
+BUILTIN = "builtin:"
 RECIPES = {"reviews": BuiltinRecipe()}
 
 

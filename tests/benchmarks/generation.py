@@ -108,7 +108,7 @@ def main() -> None:
     model = made(name)
     ours, theirs = sides(model)
     seconds: dict[str, list[float]] = {"ours": [], "theirs": []}
-    repeats = 4 if args.quick else 6 if args.model else 25
+    repeats = (3 if args.quick else 6) if args.model else (4 if args.quick else 25)
     for seed in range(repeats):
         for name, side in (("ours", ours), ("theirs", theirs)):
             start = time.perf_counter()

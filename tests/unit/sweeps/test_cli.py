@@ -115,6 +115,7 @@ def test_plan_says_what_each_worker_needs_of_its_memory(
     cpu = ["--set", "base.resources.roles.learner.gpus=0"]
     assert main(["plan", "rehearsal", *cpu, "--set", "space={}", "--set", "search.points=[]"]) == 0
     out = capsys.readouterr().out
+    # One for each placement of the space.
     line = next(line for line in out.splitlines() if "memory: a worker of learner" in line)
     assert line.startswith("  memory: a worker of learner needs 0.")
     assert " of 32.00 GB: " in line
