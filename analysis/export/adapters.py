@@ -75,13 +75,16 @@ def zero_rule(stage: str, offload: str) -> Rule:
         if case[engine] == "torch":
             return Told(dropped={engine: "DeepSpeed always trains, with stage 2"})
         told = Told({stage: case[our_stage], offload: case[our_offload] != "none"})
+        told.dropped[engine] = "DeepSpeed always trains there"
+        if case[our_stage] == 0:
+            told.dropped[our_stage] = "nothing is sharded there either; plain torch is read back"
         if case[our_offload] == "all":
             told.dropped[our_offload] = "weights stay on the GPU; the optimiser does not"
         return told
 
     def back(theirs: Values) -> dict[str, Any]:
         sharded, host = whole(theirs[stage]), truth(theirs[offload])
-        if sharded == 2 and not host:
+        if sharded in (0, 2) and not host:
             # Plain torch computes the same, and needs nothing installed.
             return {}
         return {
