@@ -54,7 +54,7 @@ class SweepDriver:
         nodes: list[Node],
         max_concurrent: int,
         services: Services | None = None,
-        clock: Callable[[], float] = time.time,
+        clock: Callable[[], float] = lambda: time.time(),
     ) -> None:
         self.loaded, self.directory, self.study, self.nodes = loaded, directory, study, nodes
         self.max_concurrent = max_concurrent

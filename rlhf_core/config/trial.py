@@ -133,9 +133,9 @@ class OptimConfig(Group):
         if self.critic_lr_ratio is None:
             return self
         lr = self.critic_lr_ratio * self.policy.lr
-        if lr > 1:
+        if not 0 < lr <= 1:
             raise ValueError(
-                f"critic_lr_ratio x policy.lr must be at most 1, but is {lr:g}; lower either"
+                f"critic_lr_ratio x policy.lr must be above 0 and at most 1, but is {lr:g}; change either"
             )
         object.__setattr__(self, "critic", self.critic.model_copy(update={"lr": lr}))
         return self

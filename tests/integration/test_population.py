@@ -63,6 +63,7 @@ def test_four_trials_go_on_from_each_other(runner: Any, tmp_path: Path) -> None:
     assert config["ppo"]["clip_range_low"] == last["params"]["ppo.clip_range_low"]
 
 
+@pytest.mark.long
 def test_trials_wait_at_a_rung_and_one_is_carried_to_its_end(runner: Any, tmp_path: Path) -> None:
     out = tmp_path / "run"
     runner.run(

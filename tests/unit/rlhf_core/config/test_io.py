@@ -330,5 +330,7 @@ def test_the_critic_follows_the_policy_by_its_ratio() -> None:
     slower = apply(config, {"optim.policy.lr": 1e-4})
     assert slower.optim.critic.lr == pytest.approx(5e-4)
     assert resolve_trial(slower.model_dump(mode="json"), "config.json") == slower
-    with pytest.raises(ConfigError, match=r"critic_lr_ratio x policy\.lr must be at most 1, but"):
+    with pytest.raises(
+        ConfigError, match=r"critic_lr_ratio x policy\.lr must be above 0 and at most 1, but"
+    ):
         apply(config, {"optim.policy.lr": 0.5})
