@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import datetime
+import importlib
+import warnings
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -55,6 +57,10 @@ def importance(
     axes = {key: axis for key, axis in sweep.axes.items() if _usable(done, key)}
     if len(done) < _FEWEST or len(axes) < 2:
         return pd.DataFrame(columns=["importance", "low", "high"], dtype="float64")
+    with warnings.catch_warnings():
+        # Of its progress bars, in a notebook without widgets.
+        warnings.simplefilter("ignore")
+        importlib.import_module("optuna")
     points, count = _points(done, axes), len(done)
     rng = np.random.default_rng(seed)
     whole = _shares(points.trials(range(count)), sweep, method, seed)
