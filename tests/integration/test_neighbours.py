@@ -34,6 +34,7 @@ def start(out: Path, nodes: int) -> subprocess.Popen[str]:
     )
 
 
+@pytest.mark.long
 def test_two_sweeps_run_beside_another_cluster_and_beside_each_other(
     ray_address: str, tmp_path: Path
 ) -> None:

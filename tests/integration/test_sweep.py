@@ -114,7 +114,8 @@ def test_the_trained_policy_is_saved_as_an_ordinary_folder(
         next(iter(train(config, save_model=out)))
 
 
-@pytest.mark.parametrize("layout", ["split", pytest.param("colocated", marks=pytest.mark.long)])
+@pytest.mark.parametrize("layout", ["split", "colocated"])
+@pytest.mark.long
 def test_roles_in_processes_compute_what_one_process_computes(
     runner: Any, tmp_path: Path, layout: str
 ) -> None:
@@ -169,6 +170,7 @@ def test_a_bug_in_user_code_fails_its_trial_and_the_sweep_goes_on(
     assert results.best == "t0001"
 
 
+@pytest.mark.long
 def test_a_lost_process_is_replaced_and_the_curve_does_not_show_it(
     runner: Any, tmp_path: Path
 ) -> None:

@@ -32,6 +32,7 @@ def cluster() -> Iterator[Any]:
     own.shutdown()
 
 
+@pytest.mark.long
 def test_a_lost_node_ends_its_trials_only(
     cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -58,6 +58,7 @@ def refusal(space: Any, **values: Any) -> str:
 
 
 @pytest.mark.parametrize("name", presets.names())
+@pytest.mark.long
 def test_whatever_a_preset_draws_passes_or_breaks_a_rule_of_its_own(name: str) -> None:
     loaded = load(name)
     source = random.Random(1)
