@@ -116,6 +116,16 @@ class Sweep:
         if chosen.all():
             return self
         trials = self.trials[chosen]
+        known = axes(self.space)
+        # The seed of a test run is no parameter of the search.
+        foreign = [
+            column
+            for column in map(str, trials.columns)
+            if column.startswith("params.")
+            and column.removeprefix("params.") not in known
+            and trials[column].isna().all()
+        ]
+        trials = trials.drop(columns=foreign)
         kept: dict[str, Any] = {"trials": trials}
         for name in FRAMES[1:]:
             frame = getattr(self, name)

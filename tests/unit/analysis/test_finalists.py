@@ -114,6 +114,9 @@ def test_test_runs_are_no_trials_of_the_search(chosen):
     assert analysis.final_by(sweep, "sync.interval")["trials"].tolist() == [1, 1, 1]
     assert set(sweep.searched.iterations["trial"]) == {"t0000", "t0001", "t0002"}
     assert len(sweep.tests.trials) == 4
+    # Only test runs were given a seed: the search has no such parameter.
+    assert "params.seed" in sweep.tests.trials
+    assert "params.seed" not in sweep.searched.trials
     assert importance(sweep).empty
     assert sweep.asked == 8
     assert {key: own.tolist() for key, own in replicates(sweep).items()} == {
