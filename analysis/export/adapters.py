@@ -39,7 +39,8 @@ def adapter_rules(
 
     def targets_out(case: Case) -> Told:
         names = list(case[TARGETS]) if case[RANK] else [ALL_LINEAR]
-        return Told(all_of(targets, ALL_LINEAR if names == [ALL_LINEAR] else names))
+        # Their default; written down it would be a list, in which it is the name of a layer.
+        return Told(all_of(targets, None if names == [ALL_LINEAR] else names))
 
     rules = [
         rule(RANK, rank, 0, lambda case: Told(all_of(rank, case[RANK])), whole),

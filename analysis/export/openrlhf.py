@@ -34,7 +34,7 @@ from analysis.export.shared import needs_critic, path, policy, policy_of, refere
 __all__ = ["NOWHERE", "REASONS", "VERSIONS", "table"]
 
 NOWHERE = "OpenRLHF has no such option"
-RECOMPUTE = tuple(f"{role}.gradient_checkpointing_enable" for role in ("actor", "critic"))
+RECOMPUTE = ("actor.gradient_checkpointing_enable",)
 SERVER = "evaluation there needs a reward server or a reward function"
 REASONS = {
     "data.task": "its models and prompts are given in variables; its reward offset is left out",

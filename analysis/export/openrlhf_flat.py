@@ -21,7 +21,6 @@ FLAT = {
     "ds.zero_stage": "zero_stage",
     "ds.adam_offload": "adam_offload",
     "actor.gradient_checkpointing_enable": "gradient_checkpointing",
-    "critic.gradient_checkpointing_enable": "gradient_checkpointing",
     "ds.enable_sleep": "deepspeed_enable_sleep",
     "ds.packing_samples": "packing_samples",
     "data.prompt_dataset": "prompt_data",
