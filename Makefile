@@ -32,8 +32,10 @@ demo: setup
 		$(BIN)/rlhf-sweep run quickstart --out $(DEMO); \
 	fi
 
+# What starts clusters has the machine to itself.
 test: setup
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadfile tests/unit tests/property tests/vectors
+	$(BIN)/python -m pytest tests/contract tests/integration
 
 test-long: setup
 	$(BIN)/python -m pytest -m long

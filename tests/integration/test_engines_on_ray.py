@@ -94,6 +94,6 @@ def test_a_sharded_learner_is_the_one_of_one_process(
         for name, value in metrics.items():
             assert got[iteration][name] == pytest.approx(value, rel=2e-2, abs=1e-3), name
     assert got[3]["policy/grad_norm"] > 0
-    # It goes on with what was saved.
-    assert list(again) == [4]
+    # It tells again what was saved, and goes on with it.
+    assert list(again) == [3, 4]
     assert again[4]["weights/version"] == 4
