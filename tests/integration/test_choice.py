@@ -72,3 +72,21 @@ def test_the_benchmark_of_search_quality_plays_every_strategy() -> None:
             assert float(budget) - 1 <= rows[name]["spent"] <= float(budget) + 0.01, (budget, name)
             low, high = rows[name]["good"][1:]
             assert 0 <= low <= high <= 1
+
+
+@pytest.mark.long
+def test_the_measurement_of_guards_tells_both_halves_and_the_defaults() -> None:
+    done = subprocess.run(
+        [sys.executable, "tests/benchmarks/guards.py"],
+        cwd=ROOT, check=True, capture_output=True, text=True,
+    )  # fmt: skip
+    found = json.loads(done.stdout.splitlines()[-1])
+    for part in (found, found["on_the_half_they_were_set_on"], found["defaults_on_all"]):
+        for name in ("recall", "false_stops", "saved"):
+            low, high = part[f"{name}_interval"]
+            assert 0 <= low <= part[name] <= high <= 1, name
+    assert found["healthy"] >= 150
+    # Every tuning run of the table is in one half or the other.
+    halves = (found, found["on_the_half_they_were_set_on"])
+    assert sum(half["bad"] + half["healthy"] for half in halves) == 720
+    assert found["defaults_on_all"]["bad"] + found["defaults_on_all"]["healthy"] == 720
