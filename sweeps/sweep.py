@@ -158,7 +158,9 @@ class Sweep:
                 notes = (
                     f"nothing was left to run: all {len(before.history.trials)} trials have ended",
                 )
-            results = write_results(self.loaded, directory, console)
+            # Ray left its own handler behind.
+            with sigterm_interrupts():
+                results = write_results(self.loaded, directory, console)
         return replace(results, notes=(*notes, *results.notes))
 
     def _before(self, directory: Path, console: Console) -> Before:
