@@ -242,7 +242,8 @@ class Sweep:
                 restore(driver, before.history)
             runner.run(driver, checkpoints, view)
             view.refresh(driver, now_or_never=True)
-        record.write_passed_over(study.rejected)
+        if driver.broken is None:
+            record.write_passed_over(study.rejected)
         return driver
 
     def _store_gb(self) -> float:

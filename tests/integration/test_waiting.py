@@ -36,8 +36,8 @@ def cluster() -> Iterator[Any]:
 def test_a_lost_node_ends_its_trials_only(
     cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Shorter than anybody would like to wait for a node that may come back.
-    patient = functools.partial(Waiting, notice_s=0.5, every_s=0.5, patience_s=4.0)
+    # Shorter than anybody would like to wait for a node that may come back, longer than a trial takes.
+    patient = functools.partial(Waiting, notice_s=0.5, every_s=0.5, patience_s=20.0)
     monkeypatch.setattr("sweeps.driver.Waiting", patient)
     lost, out = cluster.add_node(**NODE, num_gpus=1), tmp_path / "run"
 
