@@ -32,9 +32,9 @@ demo: setup
 		$(BIN)/rlhf-sweep run quickstart --out $(DEMO); \
 	fi
 
-# What starts clusters has the machine to itself.
+# Processes that share the tests must name them alike; what starts clusters has the machine to itself.
 test: setup
-	$(BIN)/python -m pytest -n 2 --dist loadfile tests/unit tests/property tests/vectors
+	PYTHONHASHSEED=0 $(BIN)/python -m pytest -n 2 --dist loadfile tests/unit tests/property tests/vectors
 	$(BIN)/python -m pytest tests/contract tests/integration
 
 test-long: setup

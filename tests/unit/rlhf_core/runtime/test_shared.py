@@ -101,7 +101,7 @@ BOTH = {"reference", "reward"}
         ({"reward__heldout_function": "core_rewards:length"}, {"reward"}),
         ({"reward.extra.length.function": "core_rewards:length"}, {"reward"}),
     ],
-    ids=str,
+    ids=lambda given: str(sorted(given)) if isinstance(given, set) else str(given),
 )
 def test_what_changes_numbers_changes_the_service(
     zoo: Zoo, values: dict[str, Any], moves: set[str]
