@@ -115,11 +115,6 @@ class SweepDriver:
         return self.broken is not None
 
     @property
-    def most_trials(self) -> int:
-        """How many trials there can be, test runs among them."""
-        return self.loaded.config.search.trials + self.choice.most_runs
-
-    @property
     def exhausted(self) -> bool:
         """Whether no further trial is to start."""
         if self.interrupted or self.given_up is not None:

@@ -209,11 +209,6 @@ class Study:
         del self._open[number]
         self._curves.pop(number, None)
 
-    def close_open(self) -> None:
-        """Closes what is still running in the study, when the sweep ends before its trials."""
-        for number in self.open_numbers():
-            self.tell(number, Outcome.LOST, None, {})
-
     def _attributes(
         self, number: int, outcome: Outcome, value: float | None, imputed: bool
     ) -> dict[str, Any]:

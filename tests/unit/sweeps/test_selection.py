@@ -133,7 +133,7 @@ def test_finalists_run_again_once_the_search_has_ended(tmp_path: Path) -> None:
     assert driver.next_trial() is None
     assert driver.exhausted
     assert len(driver.study._study.trials) == told == 3
-    assert driver.most_trials == 7
+    assert driver.loaded.config.search.trials + driver.choice.most_runs == 7
     assert chosen(driver) == "t0002"
 
 
@@ -236,7 +236,7 @@ def test_a_program_without_seeds_runs_nothing_again(tmp_path: Path) -> None:
     for loss in (3.0, 1.0, 2.0):
         run(driver, driver.next_trial(), loss)
     assert driver.exhausted
-    assert driver.most_trials == 3
+    assert driver.loaded.config.search.trials + driver.choice.most_runs == 3
 
 
 def test_a_search_too_small_for_test_runs_says_so_where_they_were_asked_for(tmp_path: Path) -> None:
