@@ -28,6 +28,26 @@ def sigterm_interrupts() -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def closing() -> Iterator[None]:
+    """Ctrl-C does not cut short what puts an interrupted sweep in order; a second one does.
+
+    People press it twice, and what the first one set off takes a few seconds.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def hold(_number: int, _frame: Any) -> None:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    previous = signal.signal(signal.SIGINT, hold)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, previous)
+
+
+@contextlib.contextmanager
 def handlers_kept() -> Iterator[None]:
     """Puts back the handlers of SIGINT and SIGUSR1, which Tune replaces and leaves replaced."""
     if threading.current_thread() is not threading.main_thread():

@@ -34,7 +34,7 @@ from sweeps.record import RunDirectory, check_target, settings, storage_root, ve
 from sweeps.restore import is_done, restore
 from sweeps.results import Results, write_results
 from sweeps.services import asked_at_corners
-from sweeps.signals import sigterm_interrupts
+from sweeps.signals import closing, sigterm_interrupts
 from sweeps.spaces import rejection_note, share_note
 from sweeps.stages import stages
 from sweeps.terminal import print_notes
@@ -200,7 +200,10 @@ class Sweep:
         console: Console,
         stack: contextlib.ExitStack,
     ) -> SweepDriver:
-        """Runs the trials on the connected cluster; ``stack`` then holds the directory of a new sweep."""
+        """Runs the trials on the connected cluster; ``stack`` then holds the directory of a new sweep.
+
+        After an interruption it also holds off the next one, until all is put away.
+        """
         from sweeps.tuning import cluster, runner
         from sweeps.tuning.services import serving
         from sweeps.tuning.study import Study
@@ -241,6 +244,8 @@ class Sweep:
             if before is not None:
                 restore(driver, before.history)
             runner.run(driver, checkpoints, view)
+            if driver.interrupted:
+                stack.enter_context(closing())
             view.refresh(driver, now_or_never=True)
         if driver.broken is None:
             record.write_passed_over(study.rejected)

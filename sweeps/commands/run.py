@@ -57,8 +57,6 @@ def run(args: argparse.Namespace) -> int:
 
 def launch(sweep: Sweep, out: Path, *, resume: bool) -> int:
     """Runs a sweep on the terminal; returns the exit code."""
-    from sweeps.sweep import Interrupted
-
     console, config = make_console(), sweep.loaded.config
     if config.cluster.rehearse is not None:
         shape = config.cluster.rehearse
@@ -70,7 +68,7 @@ def launch(sweep: Sweep, out: Path, *, resume: bool) -> int:
     print_notes(console, sweep.notes())
     try:
         results = sweep.run(out, console, resume=resume)
-    except Interrupted:
+    except KeyboardInterrupt:
         _print_interruption(console, out)
         return INTERRUPTED
     return _report(console, out, results)

@@ -14,7 +14,7 @@ from ray.tune import CheckpointConfig, FailureConfig, RunConfig, TuneConfig
 
 from rlhf_core.runtime.placement import NodeType
 from sweeps.driver import SweepDriver
-from sweeps.signals import handlers_kept
+from sweeps.signals import closing, handlers_kept
 from sweeps.steering import steer
 from sweeps.tuning import cluster
 from sweeps.tuning.plugins import (
@@ -64,8 +64,9 @@ def run(driver: SweepDriver, checkpoints: str, view: Any = None) -> None:
                 logger.exception("Ray Tune ended the sweep")
             driver.crash = error
         finally:
-            del DRIVERS[key]
-            _settle(driver)
+            with closing():
+                del DRIVERS[key]
+                _settle(driver)
 
 
 def _fit(driver: SweepDriver, key: str, fixed: Mapping[str, Any], view: Any) -> None:
