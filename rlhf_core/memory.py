@@ -20,7 +20,7 @@ ITEM_BYTES = {"float32": 4, "bfloat16": 2}
 # A process with torch and transformers in it, before it reads a model; what a CUDA context takes of its GPU.
 PROCESS_BYTES = 450 * 10**6
 CONTEXT_BYTES = 600 * 10**6
-# Below this many float32 parameters a batch is decoded with a copy of the weights, see generation/llama.py.
+# Below this many float32 parameters a batch is decoded with a copy of the weights, see generation/folded.py.
 FOLD_BELOW = 30_000_000
 # What other models' own passes keep, over what the passes of this project do.
 PLAIN_PASS = 1.5

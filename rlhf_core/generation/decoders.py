@@ -8,7 +8,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from rlhf_core.generation import llama
+from rlhf_core.generation.folded import FoldedDecoder, folds
+from rlhf_core.generation.llama import LlamaDecoder, plain_llama
 
 
 class Decoder(Protocol):
@@ -31,8 +32,9 @@ def make_decoder(model: nn.Module, mask_BP: Tensor, max_new_tokens: int) -> Deco
         mask_BP: 1 on prompt tokens, 0 on left padding.
         max_new_tokens: Steps that may follow the prompts.
     """
-    if llama.plain_llama(model):
-        return llama.LlamaDecoder(model, mask_BP, max_new_tokens)
+    if plain_llama(model):
+        kind = FoldedDecoder if folds(model) else LlamaDecoder
+        return kind(model, mask_BP, max_new_tokens)
     return ModuleDecoder(model, mask_BP)
 
 

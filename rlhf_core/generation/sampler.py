@@ -57,34 +57,71 @@ def sample(
     device = next(model.parameters()).device
     ids_BP, mask_BP = _left_pad(prompts, sampling.pad_id, device)
     generator = torch.Generator(device=device).manual_seed(seed)
-    size, depth = len(prompts), sampling.max_new_tokens
-    tokens_BT = torch.full((size, depth), sampling.pad_id, dtype=torch.int64, device=device)
-    logprobs_BT = torch.zeros(size, depth, device=device)
-    mask_BT = torch.zeros(size, depth, dtype=torch.bool, device=device)
-    stop = torch.tensor(sampling.stop_ids, device=device)
-    decoder = make_decoder(model, mask_BP, depth)
-    # Rows of the batch that are still decoded, and which of them are unfinished.
-    rows, alive = (
-        torch.arange(size, device=device),
-        torch.ones(size, dtype=torch.bool, device=device),
-    )
-    step_ids, used = ids_BP, 0
-    for used in range(1, depth + 1):
-        picked, logp = _draw(decoder.step(step_ids), sampling, generator)
-        column = used - 1
-        tokens_BT[rows, column] = torch.where(alive, picked, sampling.pad_id)
-        logprobs_BT[rows, column] = torch.where(alive, logp, 0.0)
-        mask_BT[rows, column] = alive
-        alive = alive & ~torch.isin(picked, stop)
-        unfinished = int(alive.sum())
+    depth = sampling.max_new_tokens
+    decoder, book = make_decoder(model, mask_BP, depth), _Book(len(prompts), sampling, device)
+    step_ids = ids_BP
+    for _ in range(depth):
+        picked_B1, prob_B1 = _draw(decoder.step(step_ids), sampling, generator)
+        unfinished = book.write(picked_B1, prob_B1)
         if unfinished == 0:
             break
-        if unfinished <= COMPACT_AT * len(rows):
-            kept = alive.nonzero().squeeze(1)
+        if unfinished <= COMPACT_AT * len(picked_B1):
+            kept = book.keep_unfinished()
             decoder.keep(kept)
-            rows, alive, picked = rows[kept], alive[kept], picked[kept]
-        step_ids = picked.unsqueeze(1)
-    return tokens_BT[:, :used], logprobs_BT[:, :used], mask_BT[:, :used]
+            picked_B1 = picked_B1[kept]
+        step_ids = picked_B1
+    return book.close()
+
+
+class _Book:
+    """What was sampled so far. Columns are gathered and written together: a write has its price.
+
+    Args:
+        size: Rows of the batch.
+        sampling: How it is sampled.
+        device: Where.
+    """
+
+    def __init__(self, size: int, sampling: Sampling, device: torch.device) -> None:
+        shape = (size, sampling.max_new_tokens)
+        self.tokens_BT = torch.full(shape, sampling.pad_id, dtype=torch.int64, device=device)
+        self.logprobs_BT = torch.zeros(shape, device=device)
+        self.mask_BT = torch.zeros(shape, dtype=torch.bool, device=device)
+        self.stop = torch.tensor(sampling.stop_ids, device=device)
+        self.pad_id, self.written = sampling.pad_id, 0
+        # Rows of the batch that are still decoded, and which of them are unfinished.
+        self.rows = torch.arange(size, device=device)
+        self.alive_B1 = torch.ones(size, 1, dtype=torch.bool, device=device)
+        self.columns: list[tuple[Tensor, Tensor, Tensor]] = []
+
+    def write(self, picked_B1: Tensor, prob_B1: Tensor) -> int:
+        """Notes the next token of every row that is still decoded; returns how many are unfinished."""
+        self.columns.append((picked_B1, prob_B1, self.alive_B1))
+        self.alive_B1 = self.alive_B1 & (picked_B1 != self.stop).all(1, keepdim=True)
+        return int(self.alive_B1.sum())
+
+    def keep_unfinished(self) -> Tensor:
+        """Drops the finished rows; returns the places of the others among those decoded."""
+        self._flush()
+        kept = self.alive_B1.squeeze(1).nonzero().squeeze(1)
+        self.rows, self.alive_B1 = self.rows[kept], self.alive_B1[kept]
+        return kept
+
+    def close(self) -> tuple[Tensor, Tensor, Tensor]:
+        """``(tokens_BT, logprobs_BT, mask_BT)`` up to the last column in use."""
+        self._flush()
+        used = self.written
+        return self.tokens_BT[:, :used], self.logprobs_BT[:, :used], self.mask_BT[:, :used]
+
+    def _flush(self) -> None:
+        if not self.columns:
+            return
+        picked, probs, alive = (torch.cat(part, 1) for part in zip(*self.columns, strict=True))
+        start, self.written = self.written, self.written + len(self.columns)
+        self.tokens_BT[self.rows, start : self.written] = torch.where(alive, picked, self.pad_id)
+        self.logprobs_BT[self.rows, start : self.written] = torch.where(alive, probs.log(), 0.0)
+        self.mask_BT[self.rows, start : self.written] = alive
+        self.columns.clear()
 
 
 def _left_pad(
@@ -102,13 +139,15 @@ def _left_pad(
 def _draw(
     logits_BV: Tensor, sampling: Sampling, generator: torch.Generator
 ) -> tuple[Tensor, Tensor]:
-    """Inverse-CDF sampling: one uniform number a row, and the log-probability of what it picked.
+    """Inverse-CDF sampling: one uniform number a row; the token and its probability, [B, 1].
 
-    The log-probability is that of the whole distribution at this temperature, also where top-p or top-k cut it for
+    The probability is that of the whole distribution at this temperature, also where top-p or top-k cut it for
     drawing: the learner computes the same. Not ``torch.multinomial``: that draws a number for every token, and its
-    check for NaN raises on a CPU and takes down a CUDA context; here a NaN shows in the log-probability.
+    check for NaN raises on a CPU and takes down a CUDA context; here a NaN shows in the probability.
     """
-    probs_BV = torch.softmax(logits_BV.float() / sampling.temperature, dim=-1)
+    if sampling.temperature != 1:
+        logits_BV = logits_BV.float() / sampling.temperature
+    probs_BV = torch.softmax(logits_BV, dim=-1, dtype=torch.float32)
     # In float64: float32 sums over a large vocabulary would lose the rarest tokens.
     cdf_BV = _cut(probs_BV, sampling).cumsum(-1, dtype=torch.float64)
     dice_B1 = torch.rand(
@@ -116,7 +155,7 @@ def _draw(
     )
     picked_B1 = torch.searchsorted(cdf_BV, dice_B1 * cdf_BV[:, -1:], right=True)
     picked_B1 = picked_B1.clamp(max=probs_BV.shape[-1] - 1)
-    return picked_B1.squeeze(1), probs_BV.gather(1, picked_B1).squeeze(1).log()
+    return picked_B1, probs_BV.gather(1, picked_B1)
 
 
 def _cut(probs_BV: Tensor, sampling: Sampling) -> Tensor:

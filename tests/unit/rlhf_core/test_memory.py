@@ -14,7 +14,7 @@ from tiny_rollouts import trial_config
 from transformers import AutoModelForCausalLM
 
 from rlhf_core.config import TrialConfig
-from rlhf_core.generation import llama
+from rlhf_core.generation import folded
 from rlhf_core.memory import (
     FOLD_BELOW,
     PROCESS_BYTES,
@@ -59,7 +59,7 @@ def test_a_folder_that_says_too_little_has_no_shape(tmp_path: Path) -> None:
 
 
 def test_the_copy_for_decoding_is_the_decoders_own() -> None:
-    assert FOLD_BELOW == llama.FOLD_BELOW
+    assert FOLD_BELOW == folded.FOLD_BELOW
 
 
 def test_what_a_trained_role_keeps(zoo: Zoo) -> None:

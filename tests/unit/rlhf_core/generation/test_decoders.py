@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
-from rlhf_core.generation import llama
+from rlhf_core.generation import folded, llama
 from rlhf_core.generation.decoders import ModuleDecoder, make_decoder
 from rlhf_core.generation.sampler import Sampling, sample
 
@@ -58,11 +58,11 @@ def model_of(name: str) -> Any:
 def test_logits_equal_the_modules_at_every_step(
     name: str, fold_below: int, mask: torch.Tensor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(llama, "FOLD_BELOW", fold_below)
+    monkeypatch.setattr(folded, "FOLD_BELOW", fold_below)
     model = model_of(name)
     assert llama.plain_llama(model)
     generator = torch.Generator().manual_seed(0)
-    lean, plain = llama.LlamaDecoder(model, mask, 6), ModuleDecoder(model, mask)
+    lean, plain = make_decoder(model, mask, 6), ModuleDecoder(model, mask)
     ids = torch.randint(2, 50, mask.shape, generator=generator)
     for step in range(7):
         logits = lean.step(ids)

@@ -12,8 +12,9 @@ from tiny_rollouts import CONTEXT, CPU, experience, role, settings, trial_config
 
 from rlhf_core.engines.base import trained
 from rlhf_core.errors import ConfigError
-from rlhf_core.generation import llama as decoding
-from rlhf_core.generation.decoders import ModuleDecoder
+from rlhf_core.generation import folded
+from rlhf_core.generation.decoders import ModuleDecoder, make_decoder
+from rlhf_core.generation.llama import plain_llama
 from rlhf_core.models import forward, llama
 from rlhf_core.models.load import load_policy
 from rlhf_core.models.lora import SeededDropout, adapted, plain_weights, target_names
@@ -84,11 +85,11 @@ def _rollout(zoo: Zoo, family: str, generate: Any) -> Any:
 def test_decoding_computes_the_adapters(
     zoo: Zoo, fold_below: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(decoding, "FOLD_BELOW", fold_below)
+    monkeypatch.setattr(folded, "FOLD_BELOW", fold_below)
     model = adapted_role(zoo, "learner").model
     mask = torch.tensor([[1, 1, 1], [0, 1, 1]])
-    assert decoding.plain_llama(model)
-    lean, plain = decoding.LlamaDecoder(model, mask, 3), ModuleDecoder(model, mask)
+    assert plain_llama(model)
+    lean, plain = make_decoder(model, mask, 3), ModuleDecoder(model, mask)
     generator = torch.Generator().manual_seed(0)
     ids = torch.randint(2, 20, mask.shape, generator=generator)
     for _ in range(3):
