@@ -1,9 +1,9 @@
 """A lean decode path for the Llama family: the module's own weights, a preallocated cache, few operations a layer.
 
 The Hugging Face module spends most of a small model's decode step on bookkeeping. Here a step is the arithmetic
-alone; adapters are computed beside the weights that they adapt. Small models are decoded with copies of the weights
-that need still fewer operations, see ``folded.py``. Anything that is not plainly Llama-shaped (sliding windows, other
-norms) is left to the fallback.
+alone; adapters are computed beside the weights that they adapt. Small models are decoded with copies of the
+weights that need still fewer operations, see ``folded.py``. Anything that is not plainly Llama-shaped (sliding
+windows, other norms) is left to the fallback.
 """
 
 from __future__ import annotations
@@ -144,7 +144,7 @@ class LlamaDecoder:
         turned = self.heads + self.kv_heads
         query_key = self._turn(heads_BSND[:, :, :turned], rotary)
         start, end = self.used, self.used + length
-        # [B, heads, positions, head_dim]
+        # Views of the cache, rows before heads.
         keys, values = self.cache[index].transpose(1, 2)
         keys[:, :, start:end] = query_key[:, :, self.heads :].transpose(1, 2)
         values[:, :, start:end] = heads_BSND[:, :, turned:].transpose(1, 2)

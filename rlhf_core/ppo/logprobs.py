@@ -74,11 +74,11 @@ def token_logprobs_and_entropy(
 
 
 class _LogprobsAndEntropy(torch.autograd.Function):
-    r"""Both from one exponential, which is all that is kept for the gradient.
+    r"""Both from one softmax, which is all that is kept for the gradient.
 
-    With $x = z / \tau - \max$, $e = \exp x$ and $Z = \sum e$: $\log p = x - \log Z$ and
-    $H = \log Z - \sum e x / Z$, two terms of one sign. In the gradient by z / tau the log-probability
-    adds $1_{v = y} - p_v$ and the entropy $-p_v (\log p_v + H)$.
+    With $x = z / \tau - \max$ and $Z = \sum \exp x$, the largest probability is $1 / Z$. Then
+    $\log p = x - \log Z$ and $H = \log Z - \sum p x$, two terms of one sign. In the gradient by z / tau
+    the log-probability adds $1_{v = y} - p_v$ and the entropy $-p_v (\log p_v + H)$.
     """
 
     @staticmethod
@@ -91,12 +91,11 @@ class _LogprobsAndEntropy(torch.autograd.Function):
         x_BTV = scaled_BTV - scaled_BTV.amax(-1, keepdim=True)
         # 0 * -inf is NaN; the lowest finite number gives 0.
         x_BTV.clamp_(min=torch.finfo(x_BTV.dtype).min)
-        exp_BTV = x_BTV.exp()
-        total_BT = exp_BTV.sum(-1)
-        log_total_BT = total_BT.log()
-        entropy_BT = log_total_BT - torch.linalg.vecdot(exp_BTV, x_BTV) / total_BT
+        probs_BTV = x_BTV.softmax(-1)
+        log_total_BT = -probs_BTV.amax(-1).log()
+        entropy_BT = log_total_BT - torch.linalg.vecdot(probs_BTV, x_BTV)
         logprobs_BT = _gather(x_BTV, tokens_BT) - log_total_BT
-        ctx.save_for_backward(exp_BTV, tokens_BT, total_BT, entropy_BT)
+        ctx.save_for_backward(probs_BTV, tokens_BT, entropy_BT)
         ctx.temperature, ctx.dtype = temperature, logits_BTV.dtype
         ctx.set_materialize_grads(False)
         return logprobs_BT, entropy_BT
@@ -105,14 +104,13 @@ class _LogprobsAndEntropy(torch.autograd.Function):
     def backward(
         ctx: Any, into_logprobs_BT: Tensor | None, into_entropy_BT: Tensor | None
     ) -> tuple[Tensor | None, None, None]:
-        exp_BTV, tokens_BT, total_BT, entropy_BT = ctx.saved_tensors
+        probs_BTV, tokens_BT, entropy_BT = ctx.saved_tensors
         if into_logprobs_BT is None and into_entropy_BT is None:
             return None, None, None
-        zero_BT = torch.zeros_like(total_BT)
+        zero_BT = torch.zeros_like(entropy_BT)
         chosen_BT = zero_BT if into_logprobs_BT is None else into_logprobs_BT / ctx.temperature
-        grad_BTV = exp_BTV * (-chosen_BT / total_BT).unsqueeze(-1)
+        grad_BTV = probs_BTV * -chosen_BT.unsqueeze(-1)
         if into_entropy_BT is not None:
-            probs_BTV = exp_BTV / total_BT.unsqueeze(-1)
             spread_BTV = torch.xlogy(probs_BTV, probs_BTV).addcmul_(
                 probs_BTV, entropy_BT.unsqueeze(-1)
             )

@@ -17,6 +17,7 @@ from rlhf_core.errors import RlhfError
 from rlhf_core.models.load import check_dtype, pick_device
 from rlhf_core.models.warm import Shelf
 from rlhf_core.roles.build import build_role
+from rlhf_core.runtime.allocator import keep_freed_memory
 from rlhf_core.types import CallContext
 
 # Loading a model switches the process's default type for a moment.
@@ -52,6 +53,7 @@ class RoleHost:
         self.device = pick_device(config.model.device, self.gpus)
         check_dtype(config.model.dtype, self.device)
         torch.set_num_threads(config.resources.threads)
+        keep_freed_memory()
         if self.device.type == "cuda" and 0 < self.gpus < 1:
             # Ray counts shares of a GPU, but lets each process take all of its memory.
             torch.cuda.set_per_process_memory_fraction(self.gpus, self.device)
