@@ -35,12 +35,10 @@ class TorchEngine:
             for name, p in trained(module).items()
             if p.dtype not in WIDE
         }
+        # What the optimiser moves, by the name of the parameter.
+        self._moved = {name: self._masters.get(name, p) for name, p in trained(module).items()}
         # Settings are set again before every step, see step().
-        self.optimizer = torch.optim.AdamW(self._moved().values(), lr=0.0, fused=True)
-
-    def _moved(self) -> dict[str, nn.Parameter]:
-        """What the optimiser moves, by the name of the parameter."""
-        return {name: self._masters.get(name, p) for name, p in trained(self.module).items()}
+        self.optimizer = torch.optim.AdamW(self._moved.values(), lr=0.0, fused=True)
 
     def begin(self) -> None:
         self.optimizer.zero_grad(set_to_none=True)
@@ -58,10 +56,10 @@ class TorchEngine:
                 master.grad = grad.float() if master.grad is None else master.grad.add_(grad)
 
     def used(self) -> list[bool]:
-        return [p.grad is not None for p in self._moved().values()]
+        return [p.grad is not None for p in self._moved.values()]
 
     def reduce(self, used: Sequence[bool]) -> None:
-        moved = list(self._moved().values())
+        moved = list(self._moved.values())
         for parameter, is_used in zip(moved, used, strict=True):
             if is_used and parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
@@ -70,7 +68,7 @@ class TorchEngine:
     @torch.no_grad()
     def step(self, settings: AdamWSettings) -> float:
         limit = settings.max_grad_norm if settings.max_grad_norm is not None else float("inf")
-        norm = float(nn.utils.clip_grad_norm_(self._moved().values(), limit))
+        norm = float(nn.utils.clip_grad_norm_(self._moved.values(), limit))
         if not norm < float("inf"):
             raise DivergedError(self.role, "gradient", f"has norm {norm}")
         set_options(self.optimizer, settings)
@@ -87,7 +85,7 @@ class TorchEngine:
         return contextlib.nullcontext()
 
     def state(self) -> dict[str, Tensor]:
-        moved = self._moved()
+        moved = self._moved
         tensors = {f"model.{name}": p.detach().cpu() for name, p in moved.items()}
         for name, parameter in moved.items():
             state = self.optimizer.state.get(parameter, {})
@@ -96,7 +94,7 @@ class TorchEngine:
 
     @torch.no_grad()
     def load_state(self, tensors: dict[str, Tensor]) -> None:
-        for name, parameter in self._moved().items():
+        for name, parameter in self._moved.items():
             parameter.copy_(tensors[f"model.{name}"])
             self.optimizer.state.pop(parameter, None)
             if f"optim.{name}.step" in tensors:

@@ -51,7 +51,7 @@ def hidden_at(trunk: Any, tokens_BL: Tensor, lengths_B: Tensor, places_N: Tensor
     like = trunk.embed_tokens.weight
     positions_1L = torch.arange(tokens_BL.shape[1], device=tokens_BL.device).unsqueeze(0)
     cos, sin = trunk.rotary_emb(like, positions_1L)
-    rotary = (cos.transpose(0, 1), sin.transpose(0, 1))
+    rotary = rotary_tables(cos[0], sin[0], trunk.config.num_attention_heads)
     hidden = trunk.embed_tokens(layout.pack(tokens_BL.flatten()))
     wanted = layout.packed_places(places_N)
     for index, layer in enumerate(trunk.layers):
@@ -167,27 +167,41 @@ class _RMSNorm(torch.autograd.Function):
         return into_x.to(x.dtype), product.sum(0).to(weight.dtype), None
 
 
-def rotate(x_BLND: Tensor, cos_L1D: Tensor, sin_L1D: Tensor) -> Tensor:
-    """Rotary embedding in the half-split form of Llama."""
-    turned: Tensor = _Rotate.apply(x_BLND, cos_L1D, sin_L1D)  # type: ignore[no-untyped-call]
+def rotary_tables(cos_LD: Tensor, sin_LD: Tensor, heads: int) -> tuple[Tensor, Tensor]:
+    """Cosines, and sines with the sign they have in the half-split form of Llama, each [L, heads, D].
+
+    Written out for every head: products with them then run along the memory.
+    """
+    left, right = sin_LD.chunk(2, -1)
+    signed_LD = torch.cat([-left, right], -1)
+    cos_LND, signed_LND = (
+        t.unsqueeze(1).expand(-1, heads, -1).contiguous() for t in (cos_LD, signed_LD)
+    )
+    return cos_LND, signed_LND
+
+
+def rotate(x_BLND: Tensor, cos_LND: Tensor, signed_LND: Tensor) -> Tensor:
+    """Rotary embedding; tables of ``rotary_tables``, for as many heads or more."""
+    heads = x_BLND.shape[2]
+    turned: Tensor = _Rotate.apply(  # type: ignore[no-untyped-call]
+        x_BLND, cos_LND[:, :heads], signed_LND[:, :heads]
+    )
     return turned
 
 
 class _Rotate(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        ctx.save_for_backward(cos, sin)
-        half = x.shape[-1] // 2
-        out = x * cos
-        out[..., :half].addcmul_(x[..., half:], sin[..., :half], value=-1)
-        out[..., half:].addcmul_(x[..., :half], sin[..., half:])
-        return out
+    def forward(ctx: Any, x: Tensor, cos: Tensor, signed: Tensor) -> Tensor:
+        ctx.save_for_backward(cos[:, :1], signed[:, :1])
+        left, right = x.chunk(2, -1)
+        return torch.cat([right, left], -1).mul_(signed).addcmul_(x, cos)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
-        cos, sin = ctx.saved_tensors
+        cos, signed = ctx.saved_tensors
         half = grad.shape[-1] // 2
+        # Comes as attention left it, heads before positions: nothing runs along the memory here.
         out = grad * cos
-        out[..., :half].addcmul_(grad[..., half:], sin[..., half:])
-        out[..., half:].addcmul_(grad[..., :half], sin[..., :half], value=-1)
+        out[..., :half].addcmul_(grad[..., half:], signed[..., half:])
+        out[..., half:].addcmul_(grad[..., :half], signed[..., :half])
         return out, None, None

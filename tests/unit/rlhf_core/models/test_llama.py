@@ -102,10 +102,10 @@ def test_norm_and_rotation_have_the_gradients_of_their_values() -> None:
     x = torch.randn(3, 8, dtype=torch.float64, requires_grad=True)
     weight = torch.randn(8, dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradcheck(lambda a, b: llama.rms_norm(a, b, 1e-5), (x, weight))
-    angles = torch.rand(5, 1, 4, dtype=torch.float64)
-    cos, sin = (f(angles).repeat(1, 1, 2) for f in (torch.cos, torch.sin))
+    angles = torch.rand(5, 4, dtype=torch.float64)
+    tables = llama.rotary_tables(*(f(angles).repeat(1, 2) for f in (torch.cos, torch.sin)), 4)
     heads = torch.randn(2, 5, 3, 8, dtype=torch.float64, requires_grad=True)
-    assert torch.autograd.gradcheck(lambda a: llama.rotate(a, cos, sin), (heads,))
+    assert torch.autograd.gradcheck(lambda a: llama.rotate(a, *tables), (heads,))
 
 
 def test_padding_has_neither_influence_nor_gradient() -> None:
