@@ -54,6 +54,29 @@ class Objective:
             )
         return cls(metric, "maximize" if direction.startswith("max") else "minimize")
 
+    def __str__(self) -> str:
+        return f"{self.direction} {self.metric}"
+
+
+def read_objectives(info: Mapping[str, Any]) -> tuple[Objective, ...]:
+    """All objectives of ``sweep.json``, the one that ranks first.
+
+    They stand in ``objectives``, else in the settings of the search, as ``{metric: direction}``.
+
+    Raises:
+        ConfigError: There is none, or one of them cannot be read.
+    """
+    first = Objective.read(info.get("objective"))
+    search = (info.get("config") or {}).get("search") or {}
+    stored = info.get("objectives") or search.get("objectives") or {}
+    if not isinstance(stored, Mapping):
+        raise ConfigError(
+            f"objectives of sweep.json must be {{metric: direction}}, got {stored!r}; restore the file"
+        )
+    named = [{"metric": metric, "direction": way} for metric, way in stored.items()]
+    others = [Objective.read(one) for one in named if one["metric"] != first.metric]
+    return (first, *others)
+
 
 @dataclass(frozen=True)
 class Constraint:

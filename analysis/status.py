@@ -35,7 +35,8 @@ def status(sweep: Sweep, now: float | None = None) -> dict[str, Any]:
         and leaves out the time between the end of a driver and the resumption of its sweep),
         ``tests`` (test runs of finalists: ``begun``, ``ended``; the other counts leave them out),
         ``left`` (estimated seconds, None where nothing can be said), ``running`` (list of
-        ``trial, iteration, elapsed, value``), ``best`` (``trial, value``, or None), ``failures``
+        ``trial, iteration, elapsed, value``), ``best`` (``trial, value``, of several objectives also
+        ``others``: metric and value of the further ones; or None), ``failures``
         (list of ``outcome, reason, count, trials``, most frequent first), ``warnings``.
     """
     trials, tests = sweep.searched.trials, sweep.trials[sweep.trials["purpose"] == "test"]
@@ -166,7 +167,10 @@ def _best(sweep: Sweep) -> dict[str, Any] | None:
         return None
     if board.empty or board["why_not"].iloc[0] != "":
         return None
-    return {"trial": str(board["trial"].iloc[0]), "value": float(board["value"].iloc[0])}
+    first = board.iloc[0]
+    found = {"trial": str(first["trial"]), "value": float(first["value"])}
+    others = [goal.metric for goal in sweep.objectives[1:]]
+    return found | ({"others": {m: _finite(first[f"final.{m}"]) for m in others}} if others else {})
 
 
 def _failures(trials: pd.DataFrame) -> list[dict[str, Any]]:
@@ -232,12 +236,9 @@ def _headline(found: dict[str, Any]) -> Lines:
         lines.append((f"  {share:.0%} of {made} proposals broke a rule of the space", ""))
     if found["best"]:
         best = found["best"]
-        lines.append(
-            (
-                f"  best so far {best['trial']}: {found['metric']} {number(best['value'], 4)}",
-                "green",
-            )
-        )
+        values = {found["metric"]: best["value"]} | best.get("others", {})
+        told = ", ".join(f"{metric} {number(value, 4)}" for metric, value in values.items())
+        lines.append((f"  best so far {best['trial']}: {told}", "green"))
     return lines
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from analysis import shapes
+from analysis.files import read_object
 from rlhf_core.config import TrialConfig, load_trial
 from rlhf_core.errors import ConfigError, nearest
 
@@ -26,7 +28,7 @@ def trial_config(place: Path, trial: str | None) -> tuple[TrialConfig, str]:
     file = place / "best.yaml" if trial is None else place / f"trials/{trial}/config.json"
     # A trial is one of those, never a way out of the folder.
     if (trial is None or trial in trials) and file.is_file():
-        return load_trial(file), str(file)
+        return load_trial(file), f"{file}{_choice(place) if trial is None else ''}"
     if trial is not None:
         raise ConfigError(f"--trial: {place} has no trial {trial!r}{nearest(trial, trials)}")
     if trials:
@@ -37,3 +39,13 @@ def trial_config(place: Path, trial: str | None) -> tuple[TrialConfig, str]:
     raise ConfigError(
         f"{place}: has no best.yaml and no trials; point at what `rlhf-sweep run` wrote"
     )
+
+
+def _choice(place: Path) -> str:
+    """Which trial the best one is, and of several objectives by which of them."""
+    chosen = read_object(place / "best.json", "best.json", [], shapes.CHOSEN) or {}
+    trial, objective, goals = (chosen.get(key) for key in ("trial", "objective", "objectives"))
+    if not trial or not objective:
+        return ""
+    several = f", the first of {len(goals)} objectives" if goals and len(goals) > 1 else ""
+    return f" ({trial}, the best by {objective}{several})"

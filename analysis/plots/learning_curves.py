@@ -49,7 +49,7 @@ def learning_curve_data(sweep: Sweep, metrics: Sequence[str] | None = None) -> C
 
     Args:
         sweep: A loaded sweep.
-        metrics: Panels to show; by default the objective (else a held-out reward), ``reward/proxy``
+        metrics: Panels to show; by default the objectives (else a held-out reward), ``reward/proxy``
             and ``kl/response``. Those that no trial reports are left out.
     """
     frame = sweep.iterations
@@ -67,8 +67,9 @@ def learning_curve_data(sweep: Sweep, metrics: Sequence[str] | None = None) -> C
 
 
 def _panels(sweep: Sweep, reported: Sequence[str]) -> list[str]:
-    main = [m for m in (sweep.metric, *_MAIN) if m in reported][:1]
-    return [*main, *_FURTHER]
+    first, *others = (goal.metric for goal in sweep.objectives)
+    main = [m for m in (first, *_MAIN) if m in reported][:1]
+    return [*main, *others, *_FURTHER]
 
 
 def best_or_none(sweep: Sweep) -> str | None:

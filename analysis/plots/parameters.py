@@ -35,6 +35,7 @@ class ParameterPoints(NamedTuple):
             column per parameter, named by its dotted key, with the dtype of ``Sweep.trials``.
         axes: The parameters that took at least two values, in the order of the space.
         best: The best eligible trial, or None.
+        others: Further objectives; ``points`` holds the last value of each as ``final.<metric>``.
     """
 
     name: str
@@ -42,6 +43,7 @@ class ParameterPoints(NamedTuple):
     points: pd.DataFrame
     axes: tuple[Axis, ...]
     best: str | None
+    others: tuple[str, ...] = ()
 
 
 def parameter_data(sweep: Sweep, params: Sequence[str] | None = None) -> ParameterPoints:
@@ -56,13 +58,16 @@ def parameter_data(sweep: Sweep, params: Sequence[str] | None = None) -> Paramet
     varied = [k for k in held if k != SEED and trials[f"params.{k}"].nunique() > 1]
     chosen = [key for key in (varied if params is None else params) if key in held]
     points = trials[["value"]].assign(fate=style.fates(trials))
+    others = tuple(g.metric for g in sweep.objectives[1:] if f"final.{g.metric}" in trials)
     columns = {key: trials[f"params.{key}"] for key in chosen}
+    columns |= {f"final.{metric}": trials[f"final.{metric}"] for metric in others}
     return ParameterPoints(
         sweep.name,
         sweep.metric,
         pd.concat([points, pd.DataFrame(columns, index=points.index)], axis=1),
         tuple(held[key] for key in chosen),
         best_or_none(sweep),
+        others,
     )
 
 

@@ -72,6 +72,8 @@ def leading(sweep: Sweep) -> Table:
     usual = defaults(sweep)
     params = [c.removeprefix("params.") for c in board.columns if c.startswith("params.")]
     short = shorten(params)
+    others = [goal.metric for goal in sweep.objectives[1:]]
+    tested = "test" in board
     rows = []
     for row in board.to_dict("records"):
         error = row.get("stderr")
@@ -82,6 +84,9 @@ def leading(sweep: Sweep) -> Table:
                 DASH if pd.isna(row["rank"]) else str(row["rank"]),
                 str(row["trial"]),
                 value if error is None or error != error else f"{value} ± {number(error, 2)}",
+                *([_on_tests(row)] if tested else []),
+                *(number(row[f"final.{metric}"]) for metric in others),
+                *(["yes" if row["front"] else ""] if others else []),
                 number(row["kl"]),
                 DASH if row["gpu_seconds"] != row["gpu_seconds"] else duration(row["gpu_seconds"]),
                 "; ".join(
@@ -93,8 +98,20 @@ def leading(sweep: Sweep) -> Table:
                 str(row["why_not"] or outcome),
             ]
         )
-    heads = ["#", "trial", sweep.metric, "KL", "GPU time", "differs from the default in", "outcome"]
-    return Table(heads, [True, False, True, True, True, False, False], rows)
+    further = [*others, "front"] if others else []
+    heads = ["#", "trial", sweep.metric, *["on test seeds"] * tested, *further, "KL", "GPU time"]
+    heads += ["differs from the default in", "outcome"]
+    words = ("trial", "front", "differs from the default in", "outcome")
+    return Table(heads, [head not in words for head in heads], rows)
+
+
+def _on_tests(row: Mapping[Any, Any]) -> str:
+    """What a finalist reached on test seeds, with its interval and on how many."""
+    if pd.isna(row["test_seeds"]) or not row["test_seeds"]:
+        return DASH
+    low, high = row["test_low"], row["test_high"]
+    span = "" if low != low else f" ({number(low)} to {number(high)})"
+    return f"{number(row['test'], 4)}{span}, {int(row['test_seeds'])} seeds"
 
 
 def _differs(value: Any, usual: Any) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ import analysis
 from analysis import shapes
 from analysis.files import read_object
 from analysis.finalists import tested_as
+from analysis.leaderboard import objectives_of
 from rlhf_core.errors import ConfigError
 from sweeps.commands.files import path_argument
 from sweeps.record import strict_json
@@ -75,6 +76,8 @@ def run_best(args: argparse.Namespace) -> int:
         "trial": trial,
         "objective": sweep.objective.metric,
         "value": float(sweep.trials.loc[trial, "value"]),
+        "objectives": objectives_of(sweep, trial),
+        "front": analysis.front(sweep),
         "params": params,
         "test": tested_as(sweep, trial),
         "cheapest": None if found is None else found._asdict(),
@@ -85,7 +88,8 @@ def run_best(args: argparse.Namespace) -> int:
         return 0
     console = make_console()
     console.print(f"[bold]{trial}[/bold]  {document['objective']} {document['value']:.4f}")
-    for line in (_tested_line(document["test"]), _cheapest_line(found)):
+    several = _front_lines(document["objectives"], document["front"], trial)
+    for line in (*several, _tested_line(document["test"]), _cheapest_line(found)):
         if line:
             console.print(line, soft_wrap=True)
     for key, value in params.items():
@@ -99,6 +103,19 @@ def run_best(args: argparse.Namespace) -> int:
         alone = args.directory / f"trials/{trial}/config.json"
     console.print(f"run it alone: rlhf-sweep train {alone}", soft_wrap=True)
     return 0
+
+
+def _front_lines(
+    values: Mapping[str, float | None], front: Sequence[str], trial: str
+) -> Iterator[str]:
+    """Of several objectives: what the trial has of the others, and who else nobody beats."""
+    first, *others = values
+    if not others:
+        return
+    told = ((metric, values[metric]) for metric in others)
+    yield "  " + ", ".join(f"{m} {'not measured' if v is None else f'{v:.4f}'}" for m, v in told)
+    among = f", {trial} among them" if trial in front else ""
+    yield f"  ranked by {first}; {len(front)} on the front{among}: {', '.join(front) or 'none'}"
 
 
 def _tested_line(test: Mapping[str, Any] | None) -> str:
