@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from analysis.eligible import none_eligible, why_not
+from analysis.eligible import cause, none_eligible, why_not
 from analysis.finalists import finalists, verdict
 from analysis.load import Sweep
 from analysis.names import DASH, number, shorten
@@ -202,7 +202,9 @@ def _caption(board: pd.DataFrame, left: Sequence[str], params: Sequence[str]) ->
             f"{len(left)} more parameter{'s' * (len(left) > 1)} in leaderboard.csv: {names}"
         )
     told = board[board["why_not"].str.contains(": ", regex=False)]
-    groups = [(list(t), str(why)) for why, t in told.groupby("why_not", sort=False)["trial"]]
+    parts = told["why_not"].str.split(": ", n=1)
+    causes = [f"{outcome}: {cause(outcome, reason)}" for outcome, reason in parts]
+    groups = [(list(rows), why) for why, rows in told["trial"].groupby(causes, sort=False)]
     for trials, why in groups[:_MOST_REASONS]:
         lines.append(f"{', '.join(trials[:3])}{', ...' if len(trials) > 3 else ''} {why}")
     if len(groups) > _MOST_REASONS:

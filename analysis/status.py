@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from analysis.eligible import cause
 from analysis.leaderboard import leaderboard
 from analysis.names import duration, number
 from analysis.sweep import UNDER_WAY, Sweep
@@ -37,7 +38,7 @@ def status(sweep: Sweep, now: float | None = None) -> dict[str, Any]:
         ``left`` (estimated seconds, None where nothing can be said), ``running`` (list of
         ``trial, iteration, elapsed, value``), ``best`` (``trial, value``, of several objectives also
         ``others``: metric and value of the further ones; or None), ``failures``
-        (list of ``outcome, reason, count, trials``, most frequent first), ``warnings``.
+        (list of ``outcome, reason, count, trials``, by cause, most frequent first), ``warnings``.
     """
     trials, tests = sweep.searched.trials, sweep.trials[sweep.trials["purpose"] == "test"]
     first, last = _span(sweep)
@@ -175,14 +176,16 @@ def _best(sweep: Sweep) -> dict[str, Any] | None:
 
 def _failures(trials: pd.DataFrame) -> list[dict[str, Any]]:
     bad = trials[trials["outcome"].isin(_FAULTS)]
+    causes = list(map(cause, bad["outcome"].astype("str"), bad["reason"]))
     groups = [
         {
             "outcome": str(outcome),
-            "reason": str(reason),
+            # One trial tells what it measured; several have the rule in common.
+            "reason": str(rows["reason"].iloc[0] if rows["reason"].nunique() == 1 else why),
             "count": len(rows),
             "trials": [str(t) for t in rows.index],
         }
-        for (outcome, reason), rows in bad.groupby(["outcome", "reason"], observed=True)
+        for (outcome, why), rows in bad.groupby([bad["outcome"].astype("str"), causes])
     ]
     return sorted(groups, key=lambda g: -len(g["trials"]))
 

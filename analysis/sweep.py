@@ -97,7 +97,7 @@ class Sweep:
     def axes(self) -> dict[str, Axis]:
         """The searched parameters by key: those of the space, then others that trials recorded."""
         known = axes(self.space)
-        columns = map(str, self.trials.columns)
+        columns = map(str, self.searched.trials.columns)
         recorded = [c.removeprefix("params.") for c in columns if c.startswith("params.")]
         return known | {key: Axis(key) for key in recorded if key not in known}
 

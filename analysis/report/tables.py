@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
+from analysis.eligible import cause
 from analysis.leaderboard import leaderboard
 from analysis.names import DASH, duration, number, shorten
 from analysis.plots.learning_curves import best_or_none
@@ -73,7 +74,7 @@ def leading(sweep: Sweep) -> Table:
     params = [c.removeprefix("params.") for c in board.columns if c.startswith("params.")]
     short = shorten(params)
     others = [goal.metric for goal in sweep.objectives[1:]]
-    tested = "test" in board
+    tested, with_kl = "test" in board, "eval/kl_response" not in (sweep.metric, *others)
     rows = []
     for row in board.to_dict("records"):
         error = row.get("stderr")
@@ -87,7 +88,7 @@ def leading(sweep: Sweep) -> Table:
                 *([_on_tests(row)] if tested else []),
                 *(number(row[f"final.{metric}"]) for metric in others),
                 *(["yes" if row["front"] else ""] if others else []),
-                number(row["kl"]),
+                *([number(row["kl"])] if with_kl else []),
                 DASH if row["gpu_seconds"] != row["gpu_seconds"] else duration(row["gpu_seconds"]),
                 "; ".join(
                     f"{short[key]} {number(row[f'params.{key}'])}"
@@ -99,7 +100,15 @@ def leading(sweep: Sweep) -> Table:
             ]
         )
     further = [*others, "front"] if others else []
-    heads = ["#", "trial", sweep.metric, *["on test seeds"] * tested, *further, "KL", "GPU time"]
+    heads = [
+        "#",
+        "trial",
+        sweep.metric,
+        *["on test seeds"] * tested,
+        *further,
+        *["KL"] * with_kl,
+        "GPU time",
+    ]
     heads += ["differs from the default in", "outcome"]
     words = ("trial", "front", "differs from the default in", "outcome")
     return Table(heads, [head not in words for head in heads], rows)
@@ -111,7 +120,8 @@ def _on_tests(row: Mapping[Any, Any]) -> str:
         return DASH
     low, high = row["test_low"], row["test_high"]
     span = "" if low != low else f" ({number(low)} to {number(high)})"
-    return f"{number(row['test'], 4)}{span}, {int(row['test_seeds'])} seeds"
+    count = int(row["test_seeds"])
+    return f"{number(row['test'], 4)}{span}, {count} seed{'s' * (count > 1)}"
 
 
 def _differs(value: Any, usual: Any) -> bool:
@@ -124,15 +134,14 @@ def failures(sweep: Sweep) -> Table:
     """Trials that did not complete, by cause: stopped, guards, failures."""
     trials = sweep.trials
     bad = trials[trials["outcome"].notna() & (trials["outcome"] != "completed")]
-    # Measured values differ from trial to trial; the rule before them is the cause.
-    causes = bad["reason"].str.split(":").str[0].where(bad["outcome"].isin(["stopped", "diverged"]))
-    causes = causes.fillna(bad["reason"]).replace("", "no reason given")
+    told = list(map(cause, bad["outcome"].astype("str"), bad["reason"]))
+    causes = pd.Series(told, index=bad.index, dtype="str").replace("", "no reason given")
     rows = []
-    for (outcome, cause), own in bad.groupby([bad["outcome"].astype("str"), causes], sort=False):
+    for (outcome, why), own in bad.groupby([bad["outcome"].astype("str"), causes], sort=False):
         named = ", ".join(map(str, own.index[:_MOST_TRIALS]))
         more = f" and {len(own) - _MOST_TRIALS} more" if len(own) > _MOST_TRIALS else ""
         last = float(own["iteration"].astype("float64").median())
-        rows.append([str(outcome), str(cause), str(len(own)), number(last), named + more])
+        rows.append([str(outcome), str(why), str(len(own)), number(last), named + more])
     rows.sort(key=lambda row: -int(row[2]))
     heads = ["outcome", "cause", "trials", "iteration (median)", "which"]
     return Table(heads, [False, False, True, True, False], rows)
