@@ -245,8 +245,9 @@ def _test_seeds(sweep: Sweep) -> str:
 def _best_file(sweep: Sweep, best: str | None) -> str:
     if best is None:
         return "none"
-    own = f"trials/{best}/config.json"
-    return f"rlhf-sweep train {'best.yaml' if (sweep.path / 'best.yaml').exists() else own}"
+    files = ("best.yaml", f"trials/{best}/config.json")
+    found = next((name for name in files if (sweep.path / name).exists()), None)
+    return f"rlhf-sweep train {found}" if found else f"parameters of {best}, leaderboard above"
 
 
 def _fingerprint(info: Mapping[str, Any]) -> str:

@@ -13,6 +13,7 @@ from analysis import shapes
 from analysis.files import read_object
 from analysis.finalists import tested_as
 from analysis.leaderboard import objectives_of
+from analysis.params import parameters_of
 from rlhf_core.errors import ConfigError
 from sweeps.commands.files import path_argument
 from sweeps.record import strict_json
@@ -71,7 +72,9 @@ def run_best(args: argparse.Namespace) -> int:
     found = None if within is None else analysis.cheapest(sweep, within)
     trial = analysis.best(sweep) if found is None else found.trial
     place = f"trials/{trial}/params.json"
-    params = read_object(args.directory / place, place, [], shapes.PARAMS) or {}
+    params = read_object(args.directory / place, place, [], shapes.PARAMS)
+    if params is None:
+        params = parameters_of(sweep, trial)
     document = {
         "trial": trial,
         "objective": sweep.objective.metric,
@@ -101,7 +104,8 @@ def run_best(args: argparse.Namespace) -> int:
     alone = args.directory / "best.yaml"
     if found is not None or not alone.exists():
         alone = args.directory / f"trials/{trial}/config.json"
-    console.print(f"run it alone: rlhf-sweep train {alone}", soft_wrap=True)
+    if alone.exists():
+        console.print(f"run it alone: rlhf-sweep train {alone}", soft_wrap=True)
     return 0
 
 
