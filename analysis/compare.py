@@ -8,8 +8,8 @@ from analysis.eligible import why_not
 from analysis.finalists import finalists, verdict
 from analysis.leaderboard import leaderboard
 from analysis.load import Sweep
-from analysis.names import number
-from rlhf_core.errors import ConfigError, nearest
+from analysis.names import no_such, number
+from rlhf_core.errors import ConfigError
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -109,8 +109,7 @@ def _require(column: str, trials: pd.DataFrame, prefix: str, what: str) -> None:
         return
     name = column.removeprefix(prefix)
     known = [c.removeprefix(prefix) for c in map(str, trials.columns) if c.startswith(prefix)]
-    hint = nearest(name, known) or f"; there are {', '.join(known) or 'none'}"
-    raise ConfigError(f"no {what} {name!r} in this sweep{hint}")
+    raise ConfigError(no_such(what, name, known))
 
 
 def findings(sweep: Sweep) -> list[str]:

@@ -8,9 +8,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from analysis.names import no_such
 from analysis.objective import Constraint, Objective, read_constraints, read_objectives
 from analysis.space import Axis, axes
-from rlhf_core.errors import ConfigError, nearest
+from rlhf_core.errors import ConfigError
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -128,8 +129,7 @@ class Sweep:
         """
         goals = {goal.metric: goal.direction for goal in self.objectives}
         if metric not in goals:
-            hint = nearest(metric, goals) or f"; there are {', '.join(goals)}"
-            raise ConfigError(f"no objective {metric!r} in this sweep{hint}")
+            raise ConfigError(no_such("objective", metric, goals))
         if metric == self.metric:
             return self
         ranking = {"objective": {"metric": metric, "direction": goals[metric]}, "objectives": goals}

@@ -155,7 +155,8 @@ def test_a_sweep_in_which_no_trial_measured_all_objectives(tmp_path):
     assert "No eligible trial has measured every objective." in analysis.findings(sweep)
     assert np.isnan(volume_course(sweep)["volume"]).all()
     assert "cost/gpu_seconds -" in printed(analysis.render_status(sweep))
-    render(sweep)
+    assert not plots.plot_objectives(sweep).axes
+    assert not plots.plot_volume(sweep).axes
 
 
 def test_the_report_has_what_is_about_one_objective_for_each(several):
