@@ -58,9 +58,10 @@ def _frozen(
     from optuna.trial import TrialState, create_trial
 
     row = sweep.trials.loc[trial].to_dict()
-    values = [*objectives_of(sweep, trial).values()]
+    measured = [*objectives_of(sweep, trial).values()]
+    values = [value for value in measured if value is not None]
     state = _STATES.get(str(row["outcome"]), "PRUNED")
-    if state == "COMPLETE" and None in values:
+    if state == "COMPLETE" and len(values) < len(measured):
         state = "FAIL"
     params = {k: v for k, v in parameters_of(sweep, trial).items() if k in spans}
     made = create_trial(

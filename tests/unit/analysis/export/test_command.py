@@ -224,6 +224,18 @@ def test_what_a_packed_sweep_exports_is_what_its_directory_does(tmp_path: Path) 
         trial_config(tmp_path / "packed", "t00003")
 
 
+def test_the_best_of_a_packed_sweep_has_its_parameters(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    analysis.load(RECORDED).to_parquet(tmp_path / "packed")
+    assert main(["best", str(tmp_path / "packed"), "--json"]) == 0
+    packed = json.loads(capsys.readouterr().out)
+    assert main(["best", str(RECORDED), "--json"]) == 0
+    assert packed["params"] == json.loads(capsys.readouterr().out)["params"]
+    assert main(["best", str(tmp_path / "packed")]) == 0
+    assert "run it alone" not in capsys.readouterr().out, "it holds no configuration file"
+
+
 def test_parameters_of_a_trial_are_as_they_were_set(tmp_path: Path) -> None:
     builder = Builder(tmp_path / "run")
     values = [None, [1, 2], True, 2, "text"]
