@@ -173,7 +173,7 @@ def draw_volume(data: Volume) -> Figure:
     points = data.points
     if points["volume"].isna().all():
         return style.message(
-            f"{data.name}: a hypervolume needs eligible trials that differ in every objective"
+            f"{data.name}: a hypervolume needs four eligible trials that differ in every objective"
         )
     figure = style.new_figure(3.6)
     axes = figure.add_subplot()
@@ -186,7 +186,7 @@ def draw_volume(data: Volume) -> Figure:
         label="trials of the front",
     )  # fmt: skip
     draw_reference(axes, place, points)
-    axes.set_ylim(-0.02, 1.02)
+    axes.set_ylim(-0.02, min(1.02, 1.2 * float(points["volume"].max()) + 0.02))
     style.name_axes(axes, label, "share of the box")
     style.say(figure, f"{data.name}: hypervolume so far")
     return figure

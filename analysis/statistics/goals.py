@@ -17,6 +17,8 @@ from analysis.sweep import Sweep
 _ORDERS = 60
 _PLACES = 40
 _MOST_RANDOM = 3
+# Of fewer trials the corners of the box are the trials themselves.
+_FEWEST = 4
 
 
 def objective_front(sweep: Sweep) -> pd.DataFrame:
@@ -27,7 +29,7 @@ def objective_front(sweep: Sweep) -> pd.DataFrame:
         value), ``eligible`` bool, and ``front`` bool: eligible, every objective measured, and no
         other such trial at least as good in all and better in one. ``attrs["covered"]`` is the
         hypervolume of the front between the worst and the best of each objective over these trials,
-        as a share of that box (NaN where one of them does not vary).
+        as a share of that box (NaN of fewer than four trials, or where one objective does not vary).
 
     Raises:
         ConfigError: ``sweep.json`` states no objective or an unreadable constraint.
@@ -55,9 +57,10 @@ def _larger(sweep: Sweep) -> list[bool]:
 
 
 def _in_box(costs: np.ndarray) -> np.ndarray | None:
-    """Costs from 0, the best of each column, to 1, the worst; None where one column does not vary."""
+    """Costs from 0, the best of each column, to 1, the worst; None of few, or where one does not vary."""
     best, worst = costs.min(axis=0), costs.max(axis=0)
-    return (costs - best) / (worst - best) if (worst > best).all() else None
+    known = len(costs) >= _FEWEST and (worst > best).all()
+    return (costs - best) / (worst - best) if known else None
 
 
 def volume_course(sweep: Sweep) -> pd.DataFrame:

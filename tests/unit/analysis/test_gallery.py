@@ -49,8 +49,8 @@ def test_every_plot_draws_few_and_many(exhibit, count, sweeps, tmp_path):
                 for axes in figure.axes
             ]
             assert any(texts) or exhibit.name == "parallel"
-    # Three trials are too few for importance, and those on two nodes have one ratio.
-    assert drawn or (count == 3 and exhibit.name in ("importance", "ratio"))
+    # Three trials are too few for importance and a volume, and those on two nodes have one ratio.
+    assert drawn or (count == 3 and exhibit.name in ("importance", "ratio", "volume"))
 
 
 @EXHIBITS

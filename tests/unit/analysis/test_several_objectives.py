@@ -222,3 +222,9 @@ def test_objectives_that_cannot_be_read_are_one_line(several):
     several.write("sweep.json", several.info | {"objectives": {"a/b": "upwards"}})
     with pytest.raises(ConfigError, match="maximize or minimize"):
         analysis.leaderboard(analysis.load(several.path))
+
+
+def test_a_named_objective_is_the_only_one(several):
+    sweep = analysis.load(several.path, metric=COST)
+    assert [str(goal) for goal in sweep.objectives] == ["minimize cost/gpu_seconds"]
+    assert analysis.best(sweep) == "t0003"
