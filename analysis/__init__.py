@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from analysis.cheapest import Cheapest, Within, cheapest
 from analysis.compare import best_so_far, final_by, findings
 from analysis.finalists import finalists
-from analysis.leaderboard import best, leaderboard, render_leaderboard
+from analysis.leaderboard import best, front, leaderboard, render_leaderboard
 from analysis.load import Sweep, load
 from analysis.status import render_status, status
 
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
         plot_imbalance,
         plot_importance,
         plot_learning_curves,
+        plot_objectives,
         plot_parallel,
         plot_parameters,
         plot_ratio,
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
         plot_staleness,
         plot_survival,
         plot_timeline,
+        plot_volume,
         save,
     )
     from analysis.report import write_report
@@ -50,6 +52,7 @@ __all__ = [
     "final_by",
     "finalists",
     "findings",
+    "front",
     "leaderboard",
     "load",
     "plot_contour",
@@ -59,6 +62,7 @@ __all__ = [
     "plot_imbalance",
     "plot_importance",
     "plot_learning_curves",
+    "plot_objectives",
     "plot_parallel",
     "plot_parameters",
     "plot_ratio",
@@ -66,6 +70,7 @@ __all__ = [
     "plot_staleness",
     "plot_survival",
     "plot_timeline",
+    "plot_volume",
     "render_leaderboard",
     "render_status",
     "save",

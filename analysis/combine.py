@@ -12,6 +12,7 @@ import pandas as pd
 from pandas.api.types import union_categoricals
 
 from analysis.sweep import FRAMES, Sweep
+from rlhf_core.errors import ConfigError
 
 
 def combine(sweeps: Sequence[Sweep]) -> Sweep:
@@ -112,7 +113,19 @@ def _info(sweeps: Sequence[Sweep], names: Sequence[str]) -> dict[str, Any]:
         first = sweeps[0].info.get(key)
         if all(sweep.info.get(key) == first for sweep in sweeps):
             info[key] = first
+    if "objective" in info and (goals := _goals(sweeps)):
+        info["objectives"] = goals
     return info
+
+
+def _goals(sweeps: Sequence[Sweep]) -> dict[str, str]:
+    """Metric and direction of several objectives that all sweeps share; empty where they differ."""
+    try:
+        found = {sweep.objectives for sweep in sweeps}
+    except ConfigError:
+        return {}
+    shared = found.pop() if len(found) == 1 else ()
+    return {goal.metric: goal.direction for goal in shared} if len(shared) > 1 else {}
 
 
 def _space(sweeps: Sequence[Sweep]) -> dict[str, Any]:

@@ -8,8 +8,8 @@ from analysis.eligible import why_not
 from analysis.finalists import finalists, verdict
 from analysis.leaderboard import leaderboard
 from analysis.load import Sweep
-from analysis.names import number
-from rlhf_core.errors import ConfigError, nearest
+from analysis.names import no_such, number
+from rlhf_core.errors import ConfigError
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -109,8 +109,7 @@ def _require(column: str, trials: pd.DataFrame, prefix: str, what: str) -> None:
         return
     name = column.removeprefix(prefix)
     known = [c.removeprefix(prefix) for c in map(str, trials.columns) if c.startswith(prefix)]
-    hint = nearest(name, known) or f"; there are {', '.join(known) or 'none'}"
-    raise ConfigError(f"no {what} {name!r} in this sweep{hint}")
+    raise ConfigError(no_such(what, name, known))
 
 
 def findings(sweep: Sweep) -> list[str]:
@@ -130,15 +129,46 @@ def findings(sweep: Sweep) -> list[str]:
         said.append(_tested(chosen.iloc[0], len(chosen), sweep))
     else:
         said.append(
-            f"The best of {len(eligible)} eligible trials is {first['trial']} with "
-            f"{sweep.metric} = {number(first['value'])}{_lead(eligible)}."
+            f"The best of {len(eligible)} eligible trials{_by_the_first(sweep)} is {first['trial']} "
+            f"with {sweep.metric} = {number(first['value'])}{_lead(eligible)}."
         )
+    said += _front(sweep, board)
     middle = eligible["value"].median()
     said.append(
         f"Eligible trials reach from {number(eligible['value'].min())} to "
         f"{number(eligible['value'].max())}, median {number(middle)}."
     )
     return said + _from_start(sweep, str(first["trial"])) + _kl(eligible, sweep.metric)
+
+
+def _by_the_first(sweep: Sweep) -> str:
+    goals = sweep.objectives
+    return f" by the first of {len(goals)} objectives" if len(goals) > 1 else ""
+
+
+def _front(sweep: Sweep, board: pd.DataFrame) -> list[str]:
+    """What the trials on the front reach in each of several objectives, and whether the best is one."""
+    from analysis.statistics.goals import objective_front
+
+    if "front" not in board:
+        return []
+    front = board[board["front"]]
+    if front.empty:
+        return ["No eligible trial has measured every objective."]
+    columns = {goal.metric: f"final.{goal.metric}" for goal in sweep.objectives[1:]}
+    spans = " and ".join(
+        f"{metric} from {number(front[column].min())} to {number(front[column].max())}"
+        for metric, column in ({sweep.metric: "value"} | columns).items()
+    )
+    first = board.iloc[0]["trial"]
+    among = "is one of them" if first in set(front["trial"]) else "is none of them"
+    covered = objective_front(sweep).attrs["covered"]
+    share = "" if covered != covered else f"; they cover {covered:.0%} of the box"
+    many = "trials are" if len(front) > 1 else "trial is"
+    return [
+        f"{len(front)} eligible {many} on the front of {len(sweep.objectives)} objectives, with "
+        f"{spans}{share}; {first} {among}."
+    ]
 
 
 def _tested(first: pd.Series[Any], count: int, sweep: Sweep) -> str:

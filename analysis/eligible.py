@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 _MOST_REASONS = 3
+_GUARD = re.compile(r"(\S+) .*?((?:above|below) guards\.\w+ = [-+.\de]+)")
 _ADVICE = {
     "failed": "correct the error",
     "lost": "see whether memory ran out, and raise budget.retries",
@@ -24,6 +26,17 @@ _ADVICE = {
     "all": "see why they failed, and raise selection.top",
     "still": "wait until a trial has completed",
 }
+
+
+def cause(outcome: str, reason: str) -> str:
+    """A reason of the ledger without what one trial measured, so that equal causes add up.
+
+    Of a guard the metric and the limit, of a scheduler its name; other reasons are as they are.
+    """
+    if outcome == "stopped":
+        return reason.split(":")[0]
+    match = _GUARD.match(reason) if outcome == "diverged" else None
+    return f"{match[1]} {match[2]}" if match else reason
 
 
 def why_not(sweep: Sweep) -> pd.Series[Any]:
@@ -95,7 +108,8 @@ def _told_reasons(sweep: Sweep) -> list[str]:
     told = trials[(trials["outcome"] != "completed") & (trials["reason"].fillna("") != "")]
     if told.empty:
         return []
-    counts = Counter(told["reason"]).most_common()
+    causes = map(cause, told["outcome"].astype("str"), told["reason"])
+    counts = Counter(causes).most_common()
     words = [f"{count} x {reason}" for reason, count in counts[:_MOST_REASONS]]
     if len(counts) > _MOST_REASONS:
         words.append(f"{len(counts) - _MOST_REASONS} other reasons")

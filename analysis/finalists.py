@@ -35,8 +35,9 @@ def finalists(sweep: Sweep) -> pd.DataFrame:
     Returns:
         Columns ``trial`` str, ``test`` float64 (interquartile mean of the objective over its test
         runs), ``low`` and ``high`` float64 (95 % bootstrap interval, seeds resampled; NaN of a
-        single run), ``seeds`` int64 (test runs that count) and ``failed`` int64 (those that did not
-        complete or break a constraint). Empty where no test run has ended.
+        single run), ``seeds`` int64 (test runs that count), ``failed`` int64 (those that did not
+        complete or break a constraint), and of several objectives ``test.<metric>`` float64 for each
+        further one (interquartile mean of the same runs). Empty where no test run has ended.
 
     Raises:
         ConfigError: ``sweep.json`` states no objective or an unreadable constraint.
@@ -52,7 +53,21 @@ def finalists(sweep: Sweep) -> pd.DataFrame:
     ]
     names = ["trial", "test", "low", "high", "seeds", "failed"]
     kinds_of = {"trial": "str", "seeds": "int64", "failed": "int64"}
-    return pd.DataFrame(rows, columns=names).astype(kinds_of)
+    table = pd.DataFrame(rows, columns=names).astype(kinds_of)
+    for goal in sweep.objectives[1:]:
+        table[f"test.{goal.metric}"] = _of_the_same(sweep, goal.metric, table["trial"])
+    return table
+
+
+def _of_the_same(sweep: Sweep, metric: str, order: pd.Series[str]) -> list[float]:
+    """The interquartile mean of another objective over the test runs that count, by finalist."""
+    from analysis.statistics.robust import iqm
+
+    runs = sweep.tests
+    counts = [kind == "" for kind in kinds(runs)]
+    values = runs.ranked_by(metric).trials.loc[counts, ["of", "value"]].dropna()
+    held = {str(of): own.to_numpy() for of, own in values.groupby("of")["value"]}
+    return [iqm([held[trial]]) if trial in held else float("nan") for trial in order]
 
 
 def runner_up(sweep: Sweep) -> Comparison | None:

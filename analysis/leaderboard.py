@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from analysis.eligible import none_eligible, why_not
+from analysis.eligible import cause, none_eligible, why_not
 from analysis.finalists import finalists, verdict
 from analysis.load import Sweep
 from analysis.names import DASH, number, shorten
@@ -29,8 +30,10 @@ def leaderboard(sweep: Sweep, top: int | None = None) -> pd.DataFrame:
 
     Returns:
         Columns ``rank`` Int64 (no rank for the ineligible), ``trial`` str, ``outcome`` category,
-        ``value`` float64 (the objective), ``stderr`` float64 (only if the program reports
-        ``<objective>_stderr``), ``kl`` float64 (nats, final ``eval/kl_response``, else
+        ``value`` float64 (the objective, of several ones the first), ``stderr`` float64 (only if the
+        program reports ``<objective>_stderr``), of several objectives a column ``final.<metric>``
+        float64 for each further one and ``front`` bool (as ``analysis.statistics.objective_front``,
+        which does not change ranks), ``kl`` float64 (nats, final ``eval/kl_response``, else
         ``kl/response``), ``iterations`` Int64, ``gpu_seconds`` float64, the ``params.*`` columns,
         and ``why_not`` str. Equal values keep the order of trial numbers. Where finalists ran on test
         seeds they come first, by those runs, and have ``test``, ``test_low``, ``test_high`` float64
@@ -47,6 +50,10 @@ def leaderboard(sweep: Sweep, top: int | None = None) -> pd.DataFrame:
     board["value"] = trials["value"].array
     if f"final.{objective.metric}_stderr" in trials:
         board["stderr"] = trials[f"final.{objective.metric}_stderr"].array
+    for metric in (goal.metric for goal in sweep.objectives[1:]):
+        board[f"final.{metric}"] = _first(trials, f"final.{metric}")
+    if len(sweep.objectives) > 1:
+        board["front"] = on_front(sweep).to_numpy()
     board["kl"] = _first(trials, "final.eval/kl_response", "final.kl/response")
     board["iterations"] = trials["iteration"].array
     board["gpu_seconds"] = _first(trials, "final.cost/gpu_seconds")
@@ -99,6 +106,34 @@ def best(sweep: Sweep) -> str:
     raise ConfigError(none_eligible(sweep.searched))
 
 
+def objectives_of(sweep: Sweep, trial: str) -> dict[str, float | None]:
+    """The last value of each objective in a trial, by metric, the one that ranks first; None: not measured."""
+    row = sweep.trials.loc[trial].to_dict()
+    others = {
+        goal.metric: float(row.get(f"final.{goal.metric}", math.nan))
+        for goal in sweep.objectives[1:]
+    }
+    values = {sweep.metric: float(row["value"])} | others
+    return {metric: value if math.isfinite(value) else None for metric, value in values.items()}
+
+
+def front(sweep: Sweep) -> list[str]:
+    """The trials on the front of the objectives, in their order; of one objective the best ones.
+
+    Raises:
+        ConfigError: As ``leaderboard``.
+    """
+    chosen = on_front(sweep)
+    return [str(trial) for trial in chosen.index[chosen]]
+
+
+def on_front(sweep: Sweep) -> pd.Series[bool]:
+    """Which trials of the search are on the front of the objectives, by trial id."""
+    from analysis.statistics.goals import objective_front
+
+    return objective_front(sweep)["front"]
+
+
 def _first(trials: pd.DataFrame, *columns: str) -> Any:
     import numpy as np
 
@@ -121,20 +156,21 @@ def render_leaderboard(sweep: Sweep, top: int | None = 20) -> Table:
     from rich.markup import escape
     from rich.table import Table
 
-    board, objective = leaderboard(sweep, top), sweep.objective
-    columns = _fixed_columns(board)
+    board = leaderboard(sweep, top)
+    columns = _fixed_columns(board, [goal.metric for goal in sweep.objectives])
     params = [c for c in board.columns if c.startswith("params.")]
     told = _broken_rules(board)
     taken = min(_width(told), _REASON_WIDTH + 2) if told else 0
     room = WIDTH - sum(map(_width, columns))
     shown = _fitting(board, params, room - taken)
     left = [key for key in params if key not in shown]
-    caption = "\n".join(filter(None, [verdict(sweep), _caption(board, left, params)]))
+    several = _several(board, sweep.metric)
+    caption = "\n".join(filter(None, [verdict(sweep), several, _caption(board, left, params)]))
     table = Table(
         box=box.SIMPLE_HEAD,
         pad_edge=False,
         padding=(0, 1, 0, 0),
-        title=f"{sweep.name}: {objective.direction} {objective.metric}",
+        title=f"{sweep.name}: {', '.join(map(str, sweep.objectives))}",
         title_justify="left",
         caption=escape(caption) if caption else None,
         caption_justify="left",
@@ -150,6 +186,12 @@ def render_leaderboard(sweep: Sweep, top: int | None = 20) -> Table:
     return table
 
 
+def _several(board: pd.DataFrame, metric: str) -> str:
+    if "front" not in board:
+        return ""
+    return f"ranked by {metric}; *: on the front, no other trial is as good in every objective"
+
+
 def _caption(board: pd.DataFrame, left: Sequence[str], params: Sequence[str]) -> str | None:
     """The parameters that are not shown, and the ledger's reasons of the first ineligible trials."""
     lines = []
@@ -160,7 +202,9 @@ def _caption(board: pd.DataFrame, left: Sequence[str], params: Sequence[str]) ->
             f"{len(left)} more parameter{'s' * (len(left) > 1)} in leaderboard.csv: {names}"
         )
     told = board[board["why_not"].str.contains(": ", regex=False)]
-    groups = [(list(t), str(why)) for why, t in told.groupby("why_not", sort=False)["trial"]]
+    parts = told["why_not"].str.split(": ", n=1)
+    causes = [f"{outcome}: {cause(outcome, reason)}" for outcome, reason in parts]
+    groups = [(list(rows), why) for why, rows in told["trial"].groupby(causes, sort=False)]
     for trials, why in groups[:_MOST_REASONS]:
         lines.append(f"{', '.join(trials[:3])}{', ...' if len(trials) > 3 else ''} {why}")
     if len(groups) > _MOST_REASONS:
@@ -208,7 +252,7 @@ class _Text:
         self.title, self.cells = title, list(cells)
 
 
-def _fixed_columns(board: pd.DataFrame) -> list[_Text]:
+def _fixed_columns(board: pd.DataFrame, goals: Sequence[str]) -> list[_Text]:
     values = [number(v, 4) for v in board["value"]]
     if "stderr" in board:
         values = [
@@ -220,13 +264,28 @@ def _fixed_columns(board: pd.DataFrame) -> list[_Text]:
         _Text("trial", list(board["trial"])),
         _Text("outcome", [o if isinstance(o, str) else DASH for o in board["outcome"]]),
         _Text("value", values),
+        *_further_goals(board, goals[1:]),
         *_test_column(board),
         _Text("KL", [number(v) for v in board["kl"]]),
         _Text("iter", [DASH if v is None else str(v) for v in _objects(board["iterations"])]),
         _Text("GPU s", [number(v) for v in board["gpu_seconds"]]),
     ]
-    # A column without a single number only takes room from the parameters.
-    return [c for c in columns if c.title not in ("KL", "GPU s") or set(c.cells) - {DASH}]
+    # A column without a single number, or with those of an objective, only takes room from the parameters.
+    twice = {"KL": "eval/kl_response", "GPU s": "cost/gpu_seconds"}
+    return [
+        c
+        for c in columns
+        if c.title not in twice or (set(c.cells) - {DASH} and twice[c.title] not in goals)
+    ]
+
+
+def _further_goals(board: pd.DataFrame, metrics: Sequence[str]) -> list[_Text]:
+    if not metrics:
+        return []
+    names = [metric.rsplit("/", 1)[-1] for metric in metrics]
+    columns = zip(names, metrics, strict=True)
+    told = [_Text(name, [number(v, 4) for v in board[f"final.{m}"]]) for name, m in columns]
+    return [*told, _Text("front", ["*" if on else "" for on in board["front"]])]
 
 
 def _test_column(board: pd.DataFrame) -> list[_Text]:

@@ -33,7 +33,8 @@ def load(
             export of Weights & Biases; a pattern such as ``"runs/*"``; or a list of such, which
             become one sweep.
         metric: Objective of a source that states none, or another one than it states.
-        direction: ``maximize`` or ``minimize``, with ``metric``.
+        direction: ``maximize`` or ``minimize``, with ``metric``; may be left out of an objective that the
+            source states.
         study: Name of the study in a storage that holds several.
         cache: Whether metrics are kept in ``metrics.parquet`` beside the ``.jsonl`` files, from
             which the next load is many times faster. By default where there is much to read and
@@ -130,22 +131,20 @@ def _load_one(source: Any, study: str | None, cache: bool | None) -> Sweep:
 
 
 def _aimed(sweep: Sweep, metric: str | None, direction: str | None) -> Sweep:
-    """The sweep under another objective; ``value`` becomes the last finite value of its metric."""
-    from analysis.objective import Objective
+    """The sweep under one other objective; ``value`` becomes the last finite value of its metric."""
+    from analysis.objective import named_objective
     from rlhf_core.errors import nearest
 
-    stated = sweep.info.get("objective") or {}
-    aim = {
-        "metric": metric or stated.get("metric"),
-        "direction": direction or stated.get("direction"),
-    }
-    wanted = Objective.read(aim).metric
-    if wanted == stated.get("metric"):
-        return replace(sweep, info=sweep.info | {"objective": aim})
+    aim = named_objective(sweep.info, metric, direction)
+    wanted = aim.metric
+    stated = {"metric": wanted, "direction": aim.direction}
+    info = sweep.info | {"objective": stated, "objectives": {wanted: aim.direction}}
+    if wanted == (sweep.info.get("objective") or {}).get("metric"):
+        return replace(sweep, info=info)
     column = f"final.{wanted}"
     if column not in sweep.trials:
         known = [c.removeprefix("final.") for c in sweep.trials.columns if c.startswith("final.")]
         hint = nearest(wanted, known) or f"; there are {', '.join(known) or 'none'}"
         raise ConfigError(f"metric: no trial reports {wanted!r}{hint}")
     trials = sweep.trials.assign(value=sweep.trials[column])
-    return replace(sweep, info=sweep.info | {"objective": aim}, trials=trials)
+    return replace(sweep, info=info, trials=trials)

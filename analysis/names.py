@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
+from rlhf_core.errors import nearest
 from rlhf_core.metrics import entry
 
 DASH = "-"
@@ -34,6 +35,13 @@ def axis_label(metric: str) -> str:
     """The metric with its unit from the catalogue; a name it does not know stands for itself."""
     known = entry(metric)
     return known.label if known else metric
+
+
+def no_such(what: str, name: str, known: Iterable[str]) -> str:
+    """One line about a metric or parameter that a sweep does not have: near misses, else all there are."""
+    offered = list(known)
+    hint = nearest(name, offered) or f"; there are {', '.join(offered) or 'none'}"
+    return f"no {what} {name!r} in this sweep{hint}"
 
 
 def number(value: object, digits: int = 3) -> str:

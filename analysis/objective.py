@@ -45,6 +45,11 @@ class Objective:
         Raises:
             ConfigError: It names no metric, or a direction other than maximise or minimise.
         """
+        if stored is None:
+            raise ConfigError(
+                "the sweep states no objective; name it, as in "
+                'analysis.load(..., metric="eval/heldout", direction="maximize")'
+            )
         found = stored if isinstance(stored, Mapping) else {}
         metric, direction = found.get("metric"), str(found.get("direction", "")).lower()
         if not isinstance(metric, str) or direction[:3] not in ("max", "min"):
@@ -53,6 +58,49 @@ class Objective:
                 f"got {stored!r}; restore the file"
             )
         return cls(metric, "maximize" if direction.startswith("max") else "minimize")
+
+    def __str__(self) -> str:
+        return f"{self.direction} {self.metric}"
+
+
+def named_objective(
+    info: Mapping[str, Any], metric: str | None, direction: str | None
+) -> Objective:
+    """The objective that somebody names for a sweep; what is left out is what the sweep states.
+
+    Raises:
+        ConfigError: No metric, or no direction that is known.
+    """
+    goals = read_objectives(info) if info.get("objective") else ()
+    wanted = metric or (goals[0].metric if goals else None)
+    way = direction or next((g.direction for g in goals if g.metric == wanted), None)
+    if wanted is None:
+        raise ConfigError("metric: the sweep states no objective; name its metric, too")
+    if way is None:
+        raise ConfigError(f'direction: name it beside {wanted!r}, "maximize" or "minimize"')
+    if way.lower()[:3] not in ("max", "min"):
+        raise ConfigError(f'direction: must be "maximize" or "minimize", but is {way!r}')
+    return Objective.read({"metric": wanted, "direction": way})
+
+
+def read_objectives(info: Mapping[str, Any]) -> tuple[Objective, ...]:
+    """All objectives of ``sweep.json``, the one that ranks first.
+
+    They stand in ``objectives``, else in the settings of the search, as ``{metric: direction}``.
+
+    Raises:
+        ConfigError: There is none, or one of them cannot be read.
+    """
+    first = Objective.read(info.get("objective"))
+    search = (info.get("config") or {}).get("search") or {}
+    stored = info.get("objectives") or search.get("objectives") or {}
+    if not isinstance(stored, Mapping):
+        raise ConfigError(
+            f"objectives of sweep.json must be {{metric: direction}}, got {stored!r}; restore the file"
+        )
+    named = [{"metric": metric, "direction": way} for metric, way in stored.items()]
+    others = [Objective.read(one) for one in named if one["metric"] != first.metric]
+    return (first, *others)
 
 
 @dataclass(frozen=True)

@@ -135,6 +135,7 @@ _GROUPS = ("search", "scheduler", "guards", "selection", "budget", "cluster")
 _CONFIG = record(
     {
         **{name: mapped(anything) for name in _GROUPS},
+        "search": record({"objectives": mapped(text)}),
         "scheduler": record({"kind": text, "grace": _COUNT}),
         "base": either(text, mapped(anything)),
     }
@@ -148,6 +149,7 @@ SWEEP = record(
         "cluster": record({"nodes": listed(_NODE)}),
         "config": _CONFIG,
         "objective": record({"metric": text, "direction": text}),
+        "objectives": mapped(text),
         "constraints": either(text, listed(text)),
         "trials": within(0, MOST_TRIALS, whole=True),
         "passed_over": _COUNT,
@@ -202,3 +204,4 @@ PLACEMENT = record(
 )
 _MEASURED = ("before", "after", "gain", "stderr", "standard_errors", "kl_response", "prompts")
 JUDGED = record({"trial": text, "judgement": record(dict.fromkeys(_MEASURED, number))})
+CHOSEN = record({"trial": text, "objective": text, "objectives": mapped(number)})

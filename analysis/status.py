@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from analysis.eligible import cause
 from analysis.leaderboard import leaderboard
 from analysis.names import duration, number
 from analysis.sweep import UNDER_WAY, Sweep
@@ -35,8 +36,9 @@ def status(sweep: Sweep, now: float | None = None) -> dict[str, Any]:
         and leaves out the time between the end of a driver and the resumption of its sweep),
         ``tests`` (test runs of finalists: ``begun``, ``ended``; the other counts leave them out),
         ``left`` (estimated seconds, None where nothing can be said), ``running`` (list of
-        ``trial, iteration, elapsed, value``), ``best`` (``trial, value``, or None), ``failures``
-        (list of ``outcome, reason, count, trials``, most frequent first), ``warnings``.
+        ``trial, iteration, elapsed, value``), ``best`` (``trial, value``, of several objectives also
+        ``others``: metric and value of the further ones; or None), ``failures``
+        (list of ``outcome, reason, count, trials``, by cause, most frequent first), ``warnings``.
     """
     trials, tests = sweep.searched.trials, sweep.trials[sweep.trials["purpose"] == "test"]
     first, last = _span(sweep)
@@ -166,19 +168,24 @@ def _best(sweep: Sweep) -> dict[str, Any] | None:
         return None
     if board.empty or board["why_not"].iloc[0] != "":
         return None
-    return {"trial": str(board["trial"].iloc[0]), "value": float(board["value"].iloc[0])}
+    first = board.iloc[0]
+    found = {"trial": str(first["trial"]), "value": float(first["value"])}
+    others = [goal.metric for goal in sweep.objectives[1:]]
+    return found | ({"others": {m: _finite(first[f"final.{m}"]) for m in others}} if others else {})
 
 
 def _failures(trials: pd.DataFrame) -> list[dict[str, Any]]:
     bad = trials[trials["outcome"].isin(_FAULTS)]
+    causes = list(map(cause, bad["outcome"].astype("str"), bad["reason"]))
     groups = [
         {
             "outcome": str(outcome),
-            "reason": str(reason),
+            # One trial tells what it measured; several have the rule in common.
+            "reason": str(rows["reason"].iloc[0] if rows["reason"].nunique() == 1 else why),
             "count": len(rows),
             "trials": [str(t) for t in rows.index],
         }
-        for (outcome, reason), rows in bad.groupby(["outcome", "reason"], observed=True)
+        for (outcome, why), rows in bad.groupby([bad["outcome"].astype("str"), causes])
     ]
     return sorted(groups, key=lambda g: -len(g["trials"]))
 
@@ -232,12 +239,9 @@ def _headline(found: dict[str, Any]) -> Lines:
         lines.append((f"  {share:.0%} of {made} proposals broke a rule of the space", ""))
     if found["best"]:
         best = found["best"]
-        lines.append(
-            (
-                f"  best so far {best['trial']}: {found['metric']} {number(best['value'], 4)}",
-                "green",
-            )
-        )
+        values = {found["metric"]: best["value"]} | best.get("others", {})
+        told = ", ".join(f"{metric} {number(value, 4)}" for metric, value in values.items())
+        lines.append((f"  best so far {best['trial']}: {told}", "green"))
     return lines
 
 

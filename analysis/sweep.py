@@ -8,7 +8,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from analysis.objective import Constraint, Objective, read_constraints
+from analysis.names import no_such
+from analysis.objective import Constraint, Objective, read_constraints, read_objectives
 from analysis.space import Axis, axes
 from rlhf_core.errors import ConfigError
 
@@ -68,8 +69,15 @@ class Sweep:
 
     @property
     def objective(self) -> Objective:
-        """Metric and direction; ConfigError where ``sweep.json`` states none."""
+        """Metric and direction; of several objectives the first, which ranks. ConfigError where
+        ``sweep.json`` states none.
+        """
         return Objective.read(self.info.get("objective"))
+
+    @property
+    def objectives(self) -> tuple[Objective, ...]:
+        """All of them, the one that ranks first; ConfigError as ``objective``."""
+        return read_objectives(self.info)
 
     @property
     def metric(self) -> str:
@@ -90,7 +98,7 @@ class Sweep:
     def axes(self) -> dict[str, Axis]:
         """The searched parameters by key: those of the space, then others that trials recorded."""
         known = axes(self.space)
-        columns = map(str, self.trials.columns)
+        columns = map(str, self.searched.trials.columns)
         recorded = [c.removeprefix("params.") for c in columns if c.startswith("params.")]
         return known | {key: Axis(key) for key in recorded if key not in known}
 
@@ -110,6 +118,23 @@ class Sweep:
     def tests(self) -> Sweep:
         """The test runs of the finalists alone."""
         return self._only("test")
+
+    def ranked_by(self, metric: str) -> Sweep:
+        """The same trials, ranked by another one of the sweep's objectives.
+
+        ``value`` is then the last value of that metric, and every table, statistic and plot is about it.
+
+        Raises:
+            ConfigError: The sweep has no such objective; near misses are named.
+        """
+        goals = {goal.metric: goal.direction for goal in self.objectives}
+        if metric not in goals:
+            raise ConfigError(no_such("objective", metric, goals))
+        if metric == self.metric:
+            return self
+        ranking = {"objective": {"metric": metric, "direction": goals[metric]}, "objectives": goals}
+        value = self.trials.get(f"final.{metric}", float("nan"))
+        return replace(self, info=self.info | ranking, trials=self.trials.assign(value=value))
 
     def _only(self, purpose: str) -> Sweep:
         chosen = self.trials["purpose"] == purpose

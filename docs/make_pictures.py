@@ -33,11 +33,12 @@ def main() -> None:
 
 
 def _simulated(path: Path) -> Path:
-    """A sweep on two nodes in which every configuration ran on several seeds."""
+    """A sweep of two objectives on two nodes in which every configuration ran on several seeds."""
     sys.path.insert(0, str(ROOT / "tests/helpers"))
-    from run_directories import Builder, simulate_cluster
+    from run_directories import TWO_GOALS, Builder, simulate_cluster
 
-    simulate_cluster(Builder(path, trials=_TRIALS, name="simulated"), _TRIALS)
+    builder = Builder(path, trials=_TRIALS, name="simulated", config=TWO_GOALS)
+    simulate_cluster(builder, _TRIALS)
     return path
 
 

@@ -11,6 +11,7 @@ from rich.console import Console
 
 import analysis
 from analysis.finalists import tested_as
+from analysis.leaderboard import objectives_of
 from analysis.selection import FreshRuns, rank
 from analysis.sweep import Sweep
 from rlhf_core.errors import ConfigError, RlhfError
@@ -117,11 +118,14 @@ def _write_best(
         "outcome": str(row["outcome"]),
         "objective": objective,
         "value": float(row["value"]),
+        "objectives": objectives_of(sweep, best),
         "judgement": judgement,
     }
     store.put("best.json", strict_json(document).encode())
+    goals = len(document["objectives"])
+    among = f", the first of {goals} objectives" if goals > 1 else ""
     header = (
-        f"Best trial of sweep {loaded.config.name!r}: {best}, {objective} = {document['value']:.4g}\n"
+        f"Best trial of sweep {loaded.config.name!r}: {best}, {objective} = {document['value']:.4g}{among}\n"
         "Run it without the sweep: rlhf-sweep train best.yaml\n"
         "An option that is not listed has its default; "
         f"trials/{best}/config.json lists all of them."

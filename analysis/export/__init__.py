@@ -9,7 +9,7 @@ from analysis.export.export import Export, export_config
 from analysis.export.importer import Imported, import_file, import_text
 from analysis.export.source import trial_config
 from analysis.export.targets import FRAMEWORKS, PLAIN, TRIALS
-from analysis.export.trials import copy_study, write_table
+from analysis.export.trials import copy_study, has_study, write_table
 
 __all__ = [
     "FRAMEWORKS",
@@ -19,6 +19,7 @@ __all__ = [
     "Imported",
     "copy_study",
     "export_config",
+    "has_study",
     "import_file",
     "import_text",
     "trial_config",

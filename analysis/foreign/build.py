@@ -29,6 +29,7 @@ class Foreign:
         lines: By trial: metrics lines with ``iteration`` and ``timestamp``.
         finals: By trial: metrics that have a last value only.
         objective: ``{metric, direction}``, or None where the source states none.
+        objectives: ``{metric: direction}`` of several ones, the same first.
         space: Like ``space.json``.
         warnings: What could not be read.
     """
@@ -40,6 +41,7 @@ class Foreign:
     lines: dict[str, list[Record]] = field(default_factory=dict)
     finals: dict[str, dict[str, float]] = field(default_factory=dict)
     objective: dict[str, Any] | None = None
+    objectives: dict[str, str] = field(default_factory=dict)
     space: dict[str, Any] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
 
@@ -48,6 +50,8 @@ class Foreign:
         info: dict[str, Any] = {"name": self.name, "trials": len(self.states)}
         if self.objective:
             info["objective"] = self.objective
+        if self.objectives:
+            info["objectives"] = self.objectives
         states = {trial: {"durations": {}, **state} for trial, state in self.states.items()}
         trials = frames.trials_frame(states, self.params, axes(self.space), self.name)
         read = {trial: frames.curves(lines) for trial, lines in self.lines.items()}

@@ -61,8 +61,8 @@ def _storage(address: str) -> Any:
 def from_study(study: optuna.Study, path: Path = Path()) -> Sweep:
     """Trials, parameters and intermediate values of a study.
 
-    The objective is the first one of the study, under its metric's name (``value`` where it has
-    none); further ones become ``final.<name>``, and so do attributes of users that are numbers.
+    The objective that ranks is the first one of the study, under its metric's name (``value`` where
+    it has none); further ones become ``final.<name>``, and so do attributes of users that are numbers.
 
     Raises:
         ConfigError: It is no study.
@@ -73,7 +73,9 @@ def from_study(study: optuna.Study, path: Path = Path()) -> Sweep:
         )
     names = study.metric_names or _numbered(len(study.directions))
     found = Foreign(study.study_name, path)
-    found.objective = {"metric": names[0], "direction": study.directions[0].name.lower()}
+    ways = [direction.name.lower() for direction in study.directions]
+    found.objective = {"metric": names[0], "direction": ways[0]}
+    found.objectives = dict(zip(names, ways, strict=True)) if len(names) > 1 else {}
     spans: dict[str, dict[str, Any]] = {}
     for trial in study.get_trials(deepcopy=False):
         key = f"t{trial.number:04d}"

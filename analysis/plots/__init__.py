@@ -9,6 +9,16 @@ from analysis.plots.contour import contour_data, draw_contour, plot_contour
 from analysis.plots.costs import Costs, cost_data, draw_costs, plot_costs
 from analysis.plots.course import Course, course_data, draw_course, plot_course
 from analysis.plots.gallery import GALLERY, Exhibit
+from analysis.plots.goals import (
+    Goals,
+    Volume,
+    draw_objectives,
+    draw_volume,
+    objectives_data,
+    plot_objectives,
+    plot_volume,
+    volume_data,
+)
 from analysis.plots.imbalance import Imbalance, draw_imbalance, imbalance_data, plot_imbalance
 from analysis.plots.importance import (
     Importances,
@@ -50,6 +60,7 @@ __all__ = [
     "Curves",
     "Exhibit",
     "Front",
+    "Goals",
     "Imbalance",
     "Importances",
     "ParameterPoints",
@@ -57,6 +68,7 @@ __all__ = [
     "SeedSpread",
     "Survival",
     "Timeline",
+    "Volume",
     "contour_data",
     "cost_data",
     "course_data",
@@ -67,16 +79,19 @@ __all__ = [
     "draw_imbalance",
     "draw_importance",
     "draw_learning_curves",
+    "draw_objectives",
     "draw_parallel",
     "draw_parameters",
     "draw_relations",
     "draw_seeds",
     "draw_survival",
     "draw_timeline",
+    "draw_volume",
     "front_data",
     "imbalance_data",
     "importance_data",
     "learning_curve_data",
+    "objectives_data",
     "parameter_data",
     "plot_contour",
     "plot_costs",
@@ -85,6 +100,7 @@ __all__ = [
     "plot_imbalance",
     "plot_importance",
     "plot_learning_curves",
+    "plot_objectives",
     "plot_parallel",
     "plot_parameters",
     "plot_ratio",
@@ -92,10 +108,12 @@ __all__ = [
     "plot_staleness",
     "plot_survival",
     "plot_timeline",
+    "plot_volume",
     "ratio_data",
     "save",
     "seed_data",
     "staleness_data",
     "survival_data",
     "timeline_data",
+    "volume_data",
 ]

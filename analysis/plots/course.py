@@ -54,8 +54,8 @@ def draw_course(data: Course) -> Figure:
     figure = style.new_figure(4.0)
     axes = figure.add_subplot()
     style.quiet(axes)
-    place, label = _places(points)
-    _draw_reference(axes, place, points)
+    place, label = places_of(points)
+    draw_reference(axes, place, points)
     alpha = style.strength(len(points))
     for fate, rows in points.groupby("fate"):
         look = style.LOOKS[str(fate)]
@@ -75,7 +75,8 @@ def draw_course(data: Course) -> Figure:
     return figure
 
 
-def _places(points: pd.DataFrame) -> tuple[np.ndarray, str]:
+def places_of(points: pd.DataFrame) -> tuple[np.ndarray, str]:
+    """Where the trials stand along the bill, else along their number, and the label of that axis."""
     hours = points["gpu_hours"].to_numpy(np.float64)
     if not np.isfinite(hours).any():
         return points["ended"].to_numpy(np.float64), "trials that have ended"
@@ -83,20 +84,22 @@ def _places(points: pd.DataFrame) -> tuple[np.ndarray, str]:
     return hours * 3600 / size, f"GPU-{sign} spent by trials that have ended"
 
 
-def _draw_reference(axes: Axes, place: np.ndarray, points: pd.DataFrame) -> None:
+def draw_reference(axes: Axes, place: np.ndarray, points: pd.DataFrame) -> None:
+    """The band of random orders, its mean, and the legend of both below the figure."""
     low, high = points["random_low"], points["random_high"]
-    axes.fill_between(
-        place, low, high, step="post", color="#dddddd", linewidth=0, zorder=1,
-        label="same trials in random order, 5 to 95 %",
-    )  # fmt: skip
-    axes.step(
-        place, points["random"], where="post", color=style.FAINT, linewidth=1.2,
-        linestyle=(0, (4, 3)), zorder=2, label="their mean",
-    )  # fmt: skip
+    if points["random"].notna().any():
+        axes.fill_between(
+            place, low, high, step="post", color="#dddddd", linewidth=0, zorder=1,
+            label="same trials in random order, 5 to 95 %",
+        )  # fmt: skip
+        axes.step(
+            place, points["random"], where="post", color=style.FAINT, linewidth=1.2,
+            linestyle=(0, (4, 3)), zorder=2, label="their mean",
+        )  # fmt: skip
     axes.plot([], [], color=style.BEST, linewidth=2.0, label="this search")
     figure = axes.get_figure()
     if figure is not None:
         figure.legend(
-            loc="outside lower left", ncols=3, frameon=False, fontsize=style.SMALL,
+            loc="outside lower left", ncols=4, frameon=False, fontsize=style.SMALL,
             labelcolor=style.INK,
         )  # fmt: skip

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 from analysis.plots.contour import plot_contour
 from analysis.plots.costs import plot_costs
 from analysis.plots.course import plot_course
+from analysis.plots.goals import plot_objectives, plot_volume
 from analysis.plots.imbalance import plot_imbalance
 from analysis.plots.importance import plot_importance
 from analysis.plots.learning_curves import plot_learning_curves
@@ -32,12 +33,23 @@ class Exhibit(NamedTuple):
         title: What it shows.
         caption: How to read it, in one or two sentences.
         plot: Makes the figure.
+        each: Whether it is about the objective that ranks, so that several objectives need one each.
     """
 
     name: str
     title: str
     caption: str
     plot: Callable[[Sweep], Figure]
+    each: bool = False
+
+    def views(self, sweep: Sweep) -> Iterator[tuple[str, Sweep]]:
+        """What is to be plotted, with its title: the sweep, or the sweep by each of its objectives."""
+        goals = sweep.objectives if self.each else ()
+        if len(goals) < 2:
+            yield self.title, sweep
+            return
+        for goal in goals:
+            yield f"{self.title}: {goal}", sweep.ranked_by(goal.metric)
 
 
 GALLERY = (
@@ -53,6 +65,21 @@ GALLERY = (
         "The best eligible value against the bill. A search that is no better than chance runs inside "
         "the grey band, which is the best of as many of the same trials in random order.",
         plot_course,
+        each=True,
+    ),
+    Exhibit(
+        "objectives",
+        "The objectives against each other",
+        "Dots that are full are on the front: no other eligible trial is as good in every objective and "
+        "better in one. Two objectives have their front as a line; the ring is the best by the first one.",
+        plot_objectives,
+    ),
+    Exhibit(
+        "volume",
+        "Hypervolume so far",
+        "The share of the box, between worst and best of each objective, that the front had covered. A "
+        "search that is no better than chance runs inside the grey band.",
+        plot_volume,
     ),
     Exhibit(
         "front",
@@ -66,18 +93,21 @@ GALLERY = (
         "Importance of parameters",
         "Two questions, two measures. A long line means that these trials cannot tell.",
         plot_importance,
+        each=True,
     ),
     Exhibit(
         "parameters",
         "The objective against each parameter",
         "Lines are medians of completed trials: of each value, or of bins of equally many trials.",
         plot_parameters,
+        each=True,
     ),
     Exhibit(
         "contour",
         "Two parameters together",
         "The two most important ones. Areas interpolate between trials and end with them.",
         plot_contour,
+        each=True,
     ),
     Exhibit(
         "parallel",
@@ -97,6 +127,7 @@ GALLERY = (
         "Seeds",
         "Configurations that ran more than once. Intervals that overlap do not tell two of them apart.",
         plot_seeds,
+        each=True,
     ),
     Exhibit(
         "timeline",

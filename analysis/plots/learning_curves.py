@@ -10,10 +10,11 @@ import pandas as pd
 
 from analysis.leaderboard import best
 from analysis.load import Sweep
-from analysis.names import axis_label, number
+from analysis.names import axis_label, no_such, number
 from analysis.objective import Constraint
 from analysis.plots import style
 from rlhf_core.errors import ConfigError
+from rlhf_core.metrics import entry
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -49,12 +50,18 @@ def learning_curve_data(sweep: Sweep, metrics: Sequence[str] | None = None) -> C
 
     Args:
         sweep: A loaded sweep.
-        metrics: Panels to show; by default the objective (else a held-out reward), ``reward/proxy``
+        metrics: Panels to show; by default the objectives (else a held-out reward), ``reward/proxy``
             and ``kl/response``. Those that no trial reports are left out.
+
+    Raises:
+        ConfigError: A metric is neither in the catalogue nor reported; near misses are named.
     """
     frame = sweep.iterations
     measured = frame.drop(columns=["trial", "iteration", "timestamp"]).notna().any()
     reported = [str(m) for m in measured.index[measured]]
+    unknown = next((m for m in metrics or () if m not in frame and entry(m) is None), None)
+    if unknown is not None:
+        raise ConfigError(no_such("metric", unknown, reported))
     wanted = list(metrics) if metrics is not None else _panels(sweep, reported)
     chosen = tuple(m for m in dict.fromkeys(wanted) if m in reported)
     long = frame.melt(["trial", "iteration"], list(chosen), var_name="metric").dropna()
@@ -67,8 +74,9 @@ def learning_curve_data(sweep: Sweep, metrics: Sequence[str] | None = None) -> C
 
 
 def _panels(sweep: Sweep, reported: Sequence[str]) -> list[str]:
-    main = [m for m in (sweep.metric, *_MAIN) if m in reported][:1]
-    return [*main, *_FURTHER]
+    first, *others = (goal.metric for goal in sweep.objectives)
+    main = [m for m in (first, *_MAIN) if m in reported][:1]
+    return [*main, *others, *_FURTHER]
 
 
 def best_or_none(sweep: Sweep) -> str | None:

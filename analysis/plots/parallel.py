@@ -22,7 +22,7 @@ _MOST_LABELS = 6
 
 
 def plot_parallel(sweep: Sweep) -> Figure:
-    """All trials through all parameters, coloured by the objective."""
+    """All trials through all parameters and objectives, coloured by the objective that ranks."""
     return draw_parallel(parameter_data(sweep))
 
 
@@ -39,9 +39,12 @@ def draw_parallel(data: ParameterPoints) -> Figure:
         heights, labels = _heights(data, axis)
         columns.append(heights)
         _draw_scale(axes, place, wrap(names[axis.key]), labels)
-    value, low, high = _value_heights(data)
-    ends = [(0.0, number(low)), (0.5, number((low + high) / 2)), (1.0, number(high))]
-    _draw_scale(axes, len(columns), wrap(data.metric), ends, bold=True)
+    for metric in data.others:
+        heights, low, high = _value_heights(data, f"final.{metric}")
+        _draw_scale(axes, len(columns), wrap(metric), _ends(low, high), bold=True)
+        columns.append(heights)
+    value, low, high = _value_heights(data, "value")
+    _draw_scale(axes, len(columns), wrap(data.metric), _ends(low, high), bold=True)
     _draw_lines(axes, data, np.column_stack([*columns, value]))
     axes.set_xlim(-0.25, len(columns) + 0.3)
     axes.set_ylim(-0.06, 1.12)
@@ -86,8 +89,12 @@ def _heights(data: ParameterPoints, axis: Axis) -> tuple[np.ndarray, list[tuple[
     return scaled, ends if whole else [*ends, (0.5, number(middle))]
 
 
-def _value_heights(data: ParameterPoints) -> tuple[np.ndarray, float, float]:
-    values = data.points["value"]
+def _ends(low: float, high: float) -> list[tuple[float, str]]:
+    return [(0.0, number(low)), (0.5, number((low + high) / 2)), (1.0, number(high))]
+
+
+def _value_heights(data: ParameterPoints, column: str) -> tuple[np.ndarray, float, float]:
+    values = data.points[column]
     done = values[data.points["fate"] == "completed"]
     keep = values[values.index == data.best]
     low, high = style.robust_limits(done if done.notna().any() else values, keep, 0.0) or (0.0, 1.0)

@@ -9,12 +9,13 @@ import numpy as np
 import pandas as pd
 
 from analysis.load import Sweep
-from analysis.names import axis_label, shorten
+from analysis.names import axis_label, no_such, shorten
 from analysis.plots import style
 from analysis.plots.learning_curves import best_or_none
 from analysis.plots.scales import positions, set_scale
 from analysis.space import Axis
 from analysis.statistics.seeds import SEED
+from rlhf_core.errors import ConfigError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -35,6 +36,7 @@ class ParameterPoints(NamedTuple):
             column per parameter, named by its dotted key, with the dtype of ``Sweep.trials``.
         axes: The parameters that took at least two values, in the order of the space.
         best: The best eligible trial, or None.
+        others: Further objectives; ``points`` holds the last value of each as ``final.<metric>``.
     """
 
     name: str
@@ -42,6 +44,7 @@ class ParameterPoints(NamedTuple):
     points: pd.DataFrame
     axes: tuple[Axis, ...]
     best: str | None
+    others: tuple[str, ...] = ()
 
 
 def parameter_data(sweep: Sweep, params: Sequence[str] | None = None) -> ParameterPoints:
@@ -50,19 +53,28 @@ def parameter_data(sweep: Sweep, params: Sequence[str] | None = None) -> Paramet
     Args:
         sweep: A loaded sweep.
         params: Dotted keys to show; by default all that took at least two values, but for the seed.
+
+    Raises:
+        ConfigError: The sweep has no such parameter; near misses are named.
     """
     trials = sweep.searched.trials
     held = {key: axis for key, axis in sweep.axes.items() if f"params.{key}" in trials}
+    unknown = next((key for key in params or () if key not in sweep.axes), None)
+    if unknown is not None:
+        raise ConfigError(no_such("parameter", unknown, sweep.axes))
     varied = [k for k in held if k != SEED and trials[f"params.{k}"].nunique() > 1]
     chosen = [key for key in (varied if params is None else params) if key in held]
     points = trials[["value"]].assign(fate=style.fates(trials))
+    others = tuple(g.metric for g in sweep.objectives[1:] if f"final.{g.metric}" in trials)
     columns = {key: trials[f"params.{key}"] for key in chosen}
+    columns |= {f"final.{metric}": trials[f"final.{metric}"] for metric in others}
     return ParameterPoints(
         sweep.name,
         sweep.metric,
         pd.concat([points, pd.DataFrame(columns, index=points.index)], axis=1),
         tuple(held[key] for key in chosen),
         best_or_none(sweep),
+        others,
     )
 
 

@@ -48,23 +48,27 @@ def _figures(sweep: Sweep) -> tuple[list[dict[str, Any]], list[str]]:
     """The plots that have something to show, and what the others say instead."""
     figures, left_out = [], []
     for exhibit in GALLERY:
-        figure = exhibit.plot(sweep)
-        if not figure.axes:
-            told = figure.texts[0].get_text() if figure.texts else "nothing to show"
-            left_out.append(f"{exhibit.title}: {told.removeprefix(f'{sweep.name}: ')}")
-            continue
-        width, height = figure.get_size_inches()
-        figures.append(
-            {
-                "name": exhibit.name,
-                "title": exhibit.title,
-                "caption": exhibit.caption,
-                "source": _embedded(figure),
-                "width": round(width * _DPI),
-                "height": round(height * _DPI),
-            }
-        )
+        for place, (title, view) in enumerate(exhibit.views(sweep)):
+            figure = exhibit.plot(view)
+            if not figure.axes:
+                told = figure.texts[0].get_text() if figure.texts else "nothing to show"
+                left_out.append(f"{title}: {told.removeprefix(f'{sweep.name}: ')}")
+                continue
+            name = f"{exhibit.name}-{place + 1}" if place else exhibit.name
+            figures.append(_shown(figure, name, title, exhibit.caption))
     return figures, left_out
+
+
+def _shown(figure: Figure, name: str, title: str, caption: str) -> dict[str, Any]:
+    width, height = figure.get_size_inches()
+    return {
+        "name": name,
+        "title": title,
+        "caption": caption,
+        "source": _embedded(figure),
+        "width": round(width * _DPI),
+        "height": round(height * _DPI),
+    }
 
 
 def _embedded(figure: Figure) -> str:

@@ -26,12 +26,15 @@ _RESAMPLES = 20
 def asked(sweep: Sweep) -> list[str]:
     """Objective, constraints, trials, search, budget and cluster, a line each."""
     config = sweep.info.get("config") or {}
-    verb = "Maximise" if sweep.direction == "maximize" else "Minimise"
+    verbs = {"maximize": "maximise", "minimize": "minimise"}
+    goals = " and ".join(f"{verbs[goal.direction]} {goal.metric}" for goal in sweep.objectives)
     rules = " and ".join(map(str, sweep.constraints))
     lines = [
-        f"{verb} {sweep.metric}{f' under {rules}' if rules else ''}, "
+        f"{goals[:1].upper()}{goals[1:]}{f' under {rules}' if rules else ''}, "
         f"over {len(sweep.axes)} parameters in {sweep.asked} trials."
     ]
+    if len(sweep.objectives) > 1:
+        lines.append(f"Trials rank, stop early and are chosen by the first, {sweep.metric}.")
     search, scheduler = config.get("search") or {}, config.get("scheduler") or {}
     if search.get("sampler"):
         stops = scheduler.get("kind", "none")
@@ -61,12 +64,12 @@ def found(sweep: Sweep) -> list[str]:
     if best is None:
         reason = none_eligible(sweep) if len(sweep.trials) else "no trial has begun"
         return [*said, f"{reason[:1].upper()}{reason[1:]}."]
-    # The second of the findings is about the best trial and its lead.
-    said.append(findings(sweep)[1])
+    # The second of the findings is about the best trial and its lead; of several objectives the front follows.
+    about = findings(sweep)
+    weighty = 3 if len(sweep.objectives) > 1 else 2
+    said += about[1:weighty]
     told = [_judged(sweep, best), _against_chance(sweep), _what_matters(sweep), _hacked(sweep)]
-    said += [
-        sentence for sentence in [*told, _when_believed(sweep), *findings(sweep)[2:]] if sentence
-    ]
+    said += [line for line in [*told, _when_believed(sweep), *about[weighty:]] if line]
     return said[:SENTENCES]
 
 

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
+from analysis.eligible import cause
 from analysis.leaderboard import leaderboard
 from analysis.names import DASH, duration, number, shorten
 from analysis.plots.learning_curves import best_or_none
@@ -72,6 +73,8 @@ def leading(sweep: Sweep) -> Table:
     usual = defaults(sweep)
     params = [c.removeprefix("params.") for c in board.columns if c.startswith("params.")]
     short = shorten(params)
+    others = [goal.metric for goal in sweep.objectives[1:]]
+    tested, with_kl = "test" in board, "eval/kl_response" not in (sweep.metric, *others)
     rows = []
     for row in board.to_dict("records"):
         error = row.get("stderr")
@@ -82,7 +85,10 @@ def leading(sweep: Sweep) -> Table:
                 DASH if pd.isna(row["rank"]) else str(row["rank"]),
                 str(row["trial"]),
                 value if error is None or error != error else f"{value} ± {number(error, 2)}",
-                number(row["kl"]),
+                *([_on_tests(row)] if tested else []),
+                *(number(row[f"final.{metric}"]) for metric in others),
+                *(["yes" if row["front"] else ""] if others else []),
+                *([number(row["kl"])] if with_kl else []),
                 DASH if row["gpu_seconds"] != row["gpu_seconds"] else duration(row["gpu_seconds"]),
                 "; ".join(
                     f"{short[key]} {number(row[f'params.{key}'])}"
@@ -93,8 +99,29 @@ def leading(sweep: Sweep) -> Table:
                 str(row["why_not"] or outcome),
             ]
         )
-    heads = ["#", "trial", sweep.metric, "KL", "GPU time", "differs from the default in", "outcome"]
-    return Table(heads, [True, False, True, True, True, False, False], rows)
+    further = [*others, "front"] if others else []
+    heads = [
+        "#",
+        "trial",
+        sweep.metric,
+        *["on test seeds"] * tested,
+        *further,
+        *["KL"] * with_kl,
+        "GPU time",
+    ]
+    heads += ["differs from the default in", "outcome"]
+    words = ("trial", "front", "differs from the default in", "outcome")
+    return Table(heads, [head not in words for head in heads], rows)
+
+
+def _on_tests(row: Mapping[Any, Any]) -> str:
+    """What a finalist reached on test seeds, with its interval and on how many."""
+    if pd.isna(row["test_seeds"]) or not row["test_seeds"]:
+        return DASH
+    low, high = row["test_low"], row["test_high"]
+    span = "" if low != low else f" ({number(low)} to {number(high)})"
+    count = int(row["test_seeds"])
+    return f"{number(row['test'], 4)}{span}, {count} seed{'s' * (count > 1)}"
 
 
 def _differs(value: Any, usual: Any) -> bool:
@@ -107,15 +134,14 @@ def failures(sweep: Sweep) -> Table:
     """Trials that did not complete, by cause: stopped, guards, failures."""
     trials = sweep.trials
     bad = trials[trials["outcome"].notna() & (trials["outcome"] != "completed")]
-    # Measured values differ from trial to trial; the rule before them is the cause.
-    causes = bad["reason"].str.split(":").str[0].where(bad["outcome"].isin(["stopped", "diverged"]))
-    causes = causes.fillna(bad["reason"]).replace("", "no reason given")
+    told = list(map(cause, bad["outcome"].astype("str"), bad["reason"]))
+    causes = pd.Series(told, index=bad.index, dtype="str").replace("", "no reason given")
     rows = []
-    for (outcome, cause), own in bad.groupby([bad["outcome"].astype("str"), causes], sort=False):
+    for (outcome, why), own in bad.groupby([bad["outcome"].astype("str"), causes], sort=False):
         named = ", ".join(map(str, own.index[:_MOST_TRIALS]))
         more = f" and {len(own) - _MOST_TRIALS} more" if len(own) > _MOST_TRIALS else ""
         last = float(own["iteration"].astype("float64").median())
-        rows.append([str(outcome), str(cause), str(len(own)), number(last), named + more])
+        rows.append([str(outcome), str(why), str(len(own)), number(last), named + more])
     rows.sort(key=lambda row: -int(row[2]))
     heads = ["outcome", "cause", "trials", "iteration (median)", "which"]
     return Table(heads, [False, False, True, True, False], rows)
@@ -219,8 +245,9 @@ def _test_seeds(sweep: Sweep) -> str:
 def _best_file(sweep: Sweep, best: str | None) -> str:
     if best is None:
         return "none"
-    own = f"trials/{best}/config.json"
-    return f"rlhf-sweep train {'best.yaml' if (sweep.path / 'best.yaml').exists() else own}"
+    files = ("best.yaml", f"trials/{best}/config.json")
+    found = next((name for name in files if (sweep.path / name).exists()), None)
+    return f"rlhf-sweep train {found}" if found else f"parameters of {best}, leaderboard above"
 
 
 def _fingerprint(info: Mapping[str, Any]) -> str:

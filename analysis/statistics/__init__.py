@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from analysis.statistics.budget import budget_correlation, expected_best, search_course
+from analysis.statistics.goals import objective_front, volume_course
 from analysis.statistics.hacking import hacking_signs
 from analysis.statistics.importance import importance
 from analysis.statistics.pareto import hypervolume, pareto_front, trade_off
@@ -25,6 +26,7 @@ __all__ = [
     "hypervolume",
     "importance",
     "iqm",
+    "objective_front",
     "pareto_front",
     "performance_profile",
     "probability_of_improvement",
@@ -33,4 +35,5 @@ __all__ = [
     "seed_noise",
     "seed_table",
     "trade_off",
+    "volume_course",
 ]

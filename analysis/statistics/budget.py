@@ -121,6 +121,14 @@ def _choose(n: Any, k: Any) -> Any:
     return gammaln(np.asarray(n) + 1.0) - gammaln(k + 1.0) - gammaln(below + 1.0)
 
 
+def spent_hours(sweep: Sweep, trials: pd.Series[Any]) -> np.ndarray:
+    """GPU-hours spent by these trials and the ones before; NaN where none reports ``cost/gpu_seconds``."""
+    cost = sweep.trials.get("final.cost/gpu_seconds", pd.Series(np.nan, sweep.trials.index))
+    spent = cost.reindex(trials).to_numpy(np.float64)
+    hours = np.nan_to_num(spent).cumsum() / SECONDS_PER_HOUR
+    return hours if np.isfinite(spent).any() else np.full(len(spent), np.nan)
+
+
 def search_course(sweep: Sweep) -> pd.DataFrame:
     """``analysis.best_so_far`` against the bill, beside the same trials in random order.
 
@@ -134,10 +142,7 @@ def search_course(sweep: Sweep) -> pd.DataFrame:
         ConfigError: ``sweep.json`` states no objective or an unreadable constraint.
     """
     course = best_so_far(sweep)
-    cost = sweep.trials.get("final.cost/gpu_seconds", pd.Series(np.nan, sweep.trials.index))
-    spent = cost.reindex(course["trial"]).to_numpy(np.float64)
-    hours = np.nan_to_num(spent).cumsum() / SECONDS_PER_HOUR
-    course["gpu_hours"] = hours if np.isfinite(spent).any() else np.nan
+    course["gpu_hours"] = spent_hours(sweep, course["trial"])
     known = course["value"].where(course["eligible"])
     columns = {"mean": "random", "low": "random_low", "high": "random_high"}
     if known.notna().any():

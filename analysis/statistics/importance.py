@@ -113,13 +113,14 @@ class _Points(NamedTuple):
 
 
 def _points(done: pd.DataFrame, axes: Mapping[str, Axis]) -> _Points:
-    spread = {key: _distribution(done[f"params.{key}"], axis) for key, axis in axes.items()}
+    spread = {key: distribution(done[f"params.{key}"], axis) for key, axis in axes.items()}
     rows = done.to_dict("records")
     params = [{key: _plain(row[f"params.{key}"]) for key in axes} for row in rows]
     return _Points(params, [float(row["value"]) for row in rows], spread)
 
 
-def _distribution(values: pd.Series[Any], axis: Axis) -> Any:
+def distribution(values: pd.Series[Any], axis: Axis) -> Any:
+    """Optuna's distribution that holds these values of a parameter, none of them missing."""
     from optuna import distributions as known
 
     plain = pd.api.types.is_numeric_dtype(values) and not pd.api.types.is_bool_dtype(values)

@@ -16,7 +16,7 @@ from rlhf_core.errors import ConfigError
 SECONDS_PER_HOUR = 3600.0
 
 
-def _signed(points: Any, larger: Sequence[bool]) -> np.ndarray:
+def signed(points: Any, larger: Sequence[bool]) -> np.ndarray:
     """The points such that smaller is better in every column."""
     held = np.atleast_2d(np.asarray(points, dtype=np.float64))
     if held.size and (held.shape[1] != len(larger) or not np.isfinite(held).all()):
@@ -39,7 +39,7 @@ def pareto_front(points: Any, larger: Sequence[bool]) -> np.ndarray:
     Raises:
         ConfigError: Shapes do not fit, or a number is not finite.
     """
-    costs = _signed(points, larger)
+    costs = signed(points, larger)
     front = np.ones(len(costs), dtype=bool)
     for i, own in enumerate(costs):
         front[i] = not ((costs <= own).all(axis=1) & (costs < own).any(axis=1)).any()
@@ -60,23 +60,28 @@ def hypervolume(points: Any, reference: Any, larger: Sequence[bool]) -> float:
     Raises:
         ConfigError: As ``pareto_front``.
     """
-    costs, corner = _signed(points, larger), _signed([reference], larger)[0]
+    costs, corner = signed(points, larger), signed([reference], larger)[0]
     inside = costs[(costs < corner).all(axis=1)] if costs.size else costs
-    return _volume(inside, corner)
+    return volume(inside, corner)
 
 
-def _volume(costs: np.ndarray, corner: np.ndarray) -> float:
+def volume(costs: np.ndarray, corner: np.ndarray) -> float:
+    """``hypervolume`` of costs, none of them beyond the corner."""
     if not len(costs):
         return 0.0
     if costs.shape[1] == 1:
         return float(corner[0] - costs.min())
+    if costs.shape[1] == 2:
+        across, up = costs[np.argsort(costs[:, 0], kind="stable")].T
+        widths = np.append(across[1:], corner[0]) - across
+        return float(widths @ (corner[1] - np.minimum.accumulate(up)))
     order = np.argsort(costs[:, -1], kind="stable")
     levels = np.append(costs[order, -1], corner[-1])
     total = 0.0
     for count in range(1, len(order) + 1):
         height = levels[count] - levels[count - 1]
         if height > 0:
-            total += height * _volume(costs[order[:count], :-1], corner[:-1])
+            total += height * volume(costs[order[:count], :-1], corner[:-1])
     return float(total)
 
 
@@ -109,7 +114,7 @@ def trade_off(sweep: Sweep) -> pd.DataFrame:
 
 
 def _share(points: np.ndarray, larger: Sequence[bool]) -> float:
-    costs = _signed(points, larger)
+    costs = signed(points, larger)
     worst, best = costs.max(axis=0), costs.min(axis=0)
     box = float((worst - best).prod())
-    return _volume(costs[(costs < worst).all(axis=1)], worst) / box if box > 0 else np.nan
+    return volume(costs[(costs < worst).all(axis=1)], worst) / box if box > 0 else np.nan

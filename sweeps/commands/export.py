@@ -81,7 +81,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _trials(args: argparse.Namespace, out: Path | None) -> int:
     import analysis
-    from analysis.export import copy_study, write_table
+    from analysis.export import copy_study, has_study, write_table
     from analysis.files import replacing
 
     if args.out is None:
@@ -101,5 +101,7 @@ def _trials(args: argparse.Namespace, out: Path | None) -> int:
                 count = (
                     copy_study(sweep, str(draft)) if study else write_table(sweep, args.to, draft)
                 )
-    print(f"{args.out}: {count} trials", file=sys.stderr)
+    made = args.to == "optuna" and not has_study(sweep)
+    told = ", made of what was recorded, since there is no study.log" if made else ""
+    print(f"{args.out}: {count} trials{told}", file=sys.stderr)
     return 0

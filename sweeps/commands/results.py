@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,8 @@ import analysis
 from analysis import shapes
 from analysis.files import read_object
 from analysis.finalists import tested_as
+from analysis.leaderboard import objectives_of
+from analysis.params import parameters_of
 from rlhf_core.errors import ConfigError
 from sweeps.commands.files import path_argument
 from sweeps.record import strict_json
@@ -70,11 +72,15 @@ def run_best(args: argparse.Namespace) -> int:
     found = None if within is None else analysis.cheapest(sweep, within)
     trial = analysis.best(sweep) if found is None else found.trial
     place = f"trials/{trial}/params.json"
-    params = read_object(args.directory / place, place, [], shapes.PARAMS) or {}
+    params = read_object(args.directory / place, place, [], shapes.PARAMS)
+    if params is None:
+        params = parameters_of(sweep, trial)
     document = {
         "trial": trial,
         "objective": sweep.objective.metric,
         "value": float(sweep.trials.loc[trial, "value"]),
+        "objectives": objectives_of(sweep, trial),
+        "front": analysis.front(sweep),
         "params": params,
         "test": tested_as(sweep, trial),
         "cheapest": None if found is None else found._asdict(),
@@ -85,7 +91,8 @@ def run_best(args: argparse.Namespace) -> int:
         return 0
     console = make_console()
     console.print(f"[bold]{trial}[/bold]  {document['objective']} {document['value']:.4f}")
-    for line in (_tested_line(document["test"]), _cheapest_line(found)):
+    several = _front_lines(document["objectives"], document["front"], trial)
+    for line in (*several, _tested_line(document["test"]), _cheapest_line(found)):
         if line:
             console.print(line, soft_wrap=True)
     for key, value in params.items():
@@ -97,8 +104,22 @@ def run_best(args: argparse.Namespace) -> int:
     alone = args.directory / "best.yaml"
     if found is not None or not alone.exists():
         alone = args.directory / f"trials/{trial}/config.json"
-    console.print(f"run it alone: rlhf-sweep train {alone}", soft_wrap=True)
+    if alone.exists():
+        console.print(f"run it alone: rlhf-sweep train {alone}", soft_wrap=True)
     return 0
+
+
+def _front_lines(
+    values: Mapping[str, float | None], front: Sequence[str], trial: str
+) -> Iterator[str]:
+    """Of several objectives: what the trial has of the others, and who else nobody beats."""
+    first, *others = values
+    if not others:
+        return
+    told = ((metric, values[metric]) for metric in others)
+    yield "  " + ", ".join(f"{m} {'not measured' if v is None else f'{v:.4f}'}" for m, v in told)
+    among = f", {trial} among them" if trial in front else ""
+    yield f"  ranked by {first}; {len(front)} on the front{among}: {', '.join(front) or 'none'}"
 
 
 def _tested_line(test: Mapping[str, Any] | None) -> str:

@@ -2,7 +2,7 @@
 
 Wheels lie in the user's cache folder, environments in ``.venv-NAME``; both are made at the first call. The
 interpreter of an environment that is there already is named in a variable: ``RLHF_TRL_PYTHON``,
-``RLHF_DEEPSPEED_PYTHON``, ``RLHF_HYDRA_PYTHON``.
+``RLHF_DEEPSPEED_PYTHON``, ``RLHF_HYDRA_PYTHON``, ``RLHF_RLIABLE_PYTHON``.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ PACKAGES: dict[str, list[list[str]]] = {
     "trl": [["torch==2.13.0"], ["trl==1.12.0", "transformers==4.57.6"]],
     "deepspeed": [["torch==2.13.0", "setuptools"], ["deepspeed==0.19.8", "--no-build-isolation"]],
     "hydra": [["hydra-core==1.3.2"]],
+    "rliable": [["rliable==1.2.0", "pandas<3"]],
 }
 
 

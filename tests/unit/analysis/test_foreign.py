@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import optuna
 import pandas as pd
@@ -162,3 +163,22 @@ def test_another_csv_is_refused(tmp_path):
     (tmp_path / "x.csv").write_text("a,b\n1,2\n")
     with pytest.raises(ConfigError, match="Name"):
         analysis.load(tmp_path / "x.csv")
+
+
+@pytest.mark.parametrize(
+    ("named", "line"),
+    [
+        (
+            {"metric": "eval/heldot", "direction": "max"},
+            "'eval/heldot'; did you mean 'eval/heldout'",
+        ),
+        ({"metric": "eval/heldout"}, "direction: name it beside 'eval/heldout'"),
+        ({"metric": "eval/heldout", "direction": "up"}, "but is 'up'"),
+        ({"direction": "max"}, "states no objective; name its metric, too"),
+        ({}, "states no objective; name it, as in analysis.load"),
+    ],
+)
+def test_an_objective_that_is_not_named_rightly_is_one_line(tmp_path, named, line):
+    (tmp_path / "runs.csv").write_text("Name,State,eval/heldout,lr\na,finished,1.0,0.1\n")
+    with pytest.raises(ConfigError, match=re.escape(line)):
+        analysis.best(analysis.load(tmp_path / "runs.csv", **named))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from matplotlib import image
-from run_directories import Builder, simulate, simulate_cluster
+from run_directories import TWO_GOALS, Builder, simulate, simulate_cluster
 
 import analysis
 from analysis import plots
@@ -17,11 +17,15 @@ EXHIBITS = pytest.mark.parametrize("exhibit", GALLERY, ids=lambda e: e.name)
 
 @pytest.fixture(scope="module")
 def sweeps(tmp_path_factory):
-    """Sweeps of 3 and of 150 trials, on one GPU and on two nodes."""
+    """Sweeps of 3 and of 150 trials: with one objective on one GPU, with two on two nodes."""
     made = {}
-    for kind, make in (("simulated", simulate), ("cluster", simulate_cluster)):
+    for kind, make, config in (
+        ("simulated", simulate, {}),
+        ("cluster", simulate_cluster, TWO_GOALS),
+    ):
         for count in (3, 150):
-            builder = Builder(tmp_path_factory.mktemp(kind) / str(count), trials=count)
+            path = tmp_path_factory.mktemp(kind) / str(count)
+            builder = Builder(path, trials=count, config=config)
             make(builder, count)
             made[kind, count] = analysis.load(builder.path)
     return made
@@ -45,8 +49,8 @@ def test_every_plot_draws_few_and_many(exhibit, count, sweeps, tmp_path):
                 for axes in figure.axes
             ]
             assert any(texts) or exhibit.name == "parallel"
-    # Three trials are too few for importance, and those on two nodes have one ratio.
-    assert drawn or (count == 3 and exhibit.name in ("importance", "ratio"))
+    # Three trials are too few for importance and a volume, and those on two nodes have one ratio.
+    assert drawn or (count == 3 and exhibit.name in ("importance", "ratio", "volume"))
 
 
 @EXHIBITS
@@ -57,8 +61,11 @@ def test_every_plot_says_why_there_is_nothing(exhibit, builder, tmp_path):
 
 
 @EXHIBITS
-def test_every_plot_takes_every_outcome(exhibit, every_outcome, tmp_path):
-    analysis.save(exhibit.plot(analysis.load(every_outcome.path)), tmp_path / "x.png")
+@pytest.mark.parametrize("config", [{}, TWO_GOALS], ids=["one", "two"])
+def test_every_plot_takes_every_outcome(exhibit, config, every_outcome, tmp_path):
+    every_outcome.write("sweep.json", every_outcome.info | {"config": config})
+    for _, view in exhibit.views(analysis.load(every_outcome.path)):
+        analysis.save(exhibit.plot(view), tmp_path / "x.png")
 
 
 def test_the_gallery_is_what_the_package_offers():

@@ -58,11 +58,12 @@ def test_exports_are_pinned_and_callable():
 
     assert analysis.__all__ == [
         "Cheapest", "Sweep", "Within", "best", "best_so_far", "cheapest", "final_by", "finalists",
-        "findings", "leaderboard", "load",
+        "findings", "front", "leaderboard", "load",
         "plot_contour", "plot_costs", "plot_course", "plot_front", "plot_imbalance",
-        "plot_importance", "plot_learning_curves", "plot_parallel", "plot_parameters", "plot_ratio",
-        "plot_seeds", "plot_staleness", "plot_survival", "plot_timeline", "render_leaderboard",
-        "render_status", "save", "status", "write_report",
+        "plot_importance", "plot_learning_curves", "plot_objectives", "plot_parallel",
+        "plot_parameters", "plot_ratio", "plot_seeds", "plot_staleness", "plot_survival",
+        "plot_timeline", "plot_volume", "render_leaderboard", "render_status", "save", "status",
+        "write_report",
     ]  # fmt: skip
     assert all(callable(getattr(analysis, name)) for name in analysis.__all__)
     with pytest.raises(AttributeError, match="no attribute 'plot_nothing'"):

@@ -6,6 +6,7 @@ import pytest
 from matplotlib import image
 
 import analysis
+import analysis.statistics
 from analysis.plots import (
     draw_learning_curves,
     draw_parameters,
@@ -49,7 +50,7 @@ def test_metrics_that_no_trial_measured_have_no_panel(builder):
     builder.report("t0000", 0, custom__score=1.0, reward__proxy=None)
     sweep = analysis.load(builder.path)
     assert learning_curve_data(sweep).metrics == ()
-    assert learning_curve_data(sweep, ["custom/score", "nothing"]).metrics == ("custom/score",)
+    assert learning_curve_data(sweep, ["custom/score", "kl/token"]).metrics == ("custom/score",)
     assert len(analysis.plot_learning_curves(sweep, ["custom/score"]).axes) == 1
 
 
@@ -184,3 +185,20 @@ def test_iterations_and_trials_are_counted_in_whole_numbers(builder):
     for axes in figure.axes:
         assert all(float(tick).is_integer() for tick in axes.get_xticks())
     assert all(float(tick).is_integer() for tick in figure.axes[0].get_yticks())
+
+
+@pytest.mark.parametrize(
+    ("plot", "line"),
+    [
+        (lambda s: analysis.plot_parameters(s, ["optim.policy.rl"]), "'optim.policy.lr'"),
+        (lambda s: analysis.plot_contour(s, "ppo.clip_rnge_low"), "'ppo.clip_range_low'"),
+        (lambda s: analysis.plot_learning_curves(s, ["eval/held"]), "'eval/heldout'"),
+        (lambda s: analysis.statistics.budget_correlation(s, "eval/held"), "'eval/heldout'"),
+        (lambda s: analysis.final_by(s, "sync.intervall"), "'sync.interval'"),
+    ],
+)
+def test_a_name_that_does_not_exist_is_one_line_with_near_misses(every_outcome, plot, line):
+    every_outcome.completed("t0010", 1.0, params={"sync.interval": 2})
+    with pytest.raises(ConfigError, match=f"did you mean {line}") as raised:
+        plot(analysis.load(every_outcome.path))
+    assert len(str(raised.value).splitlines()) == 1

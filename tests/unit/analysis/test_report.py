@@ -9,6 +9,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+from run_directories import TWO_GOALS
 
 import analysis
 from analysis.report import story, tables
@@ -22,6 +23,12 @@ RECORDED = Path(analysis.__file__).parent / "notebooks/data/quickstart"
 def recorded(tmp_path):
     """A copy of the recorded quickstart."""
     return shutil.copytree(RECORDED, tmp_path / "quickstart")
+
+
+def with_two_goals(path: Path) -> Path:
+    info = json.loads((path / "sweep.json").read_bytes())
+    (path / "sweep.json").write_text(json.dumps(info | {"config": TWO_GOALS}))
+    return path
 
 
 class Page(HTMLParser):
@@ -168,14 +175,16 @@ def test_without_chromium_the_pdf_says_what_to_install(recorded, monkeypatch, tm
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("kind", ["recorded", "many", "cluster"])
+@pytest.mark.parametrize("kind", ["recorded", "few", "many", "cluster", "several"])
 def test_the_page_in_a_browser(kind, recorded, simulated, cluster, tmp_path):
     from browser import browser
 
     path = {
         "recorded": lambda: recorded,
-        "many": lambda: simulated(300),
+        "few": lambda: simulated(3),
+        "many": lambda: simulated(500),
         "cluster": lambda: cluster(24),
+        "several": lambda: with_two_goals(cluster(24)),
     }
     (page,) = analysis.write_report(analysis.load(path[kind]()), tmp_path / "report.html")
     grounds = set()
@@ -185,7 +194,7 @@ def test_the_page_in_a_browser(kind, recorded, simulated, cluster, tmp_path):
                 shape = tab.open(page, width, dark)
                 assert shape["width"] <= shape["view"] == width, "no horizontal overflow"
                 assert shape["wide"] == 0
-                assert len(shape["images"]) >= 10
+                assert len(shape["images"]) >= (9 if kind == "few" else 10)
                 assert all(done and w > 0 and h > 0 for done, w, h in shape["images"])
                 assert tab.errors() == []
                 grounds.add((dark, shape["ground"]))

@@ -63,21 +63,6 @@ def test_performance_profile_is_the_share_above():
     assert profile.tolist() == [1.0, 0.75, 0.25, 0.0]
 
 
-def test_against_rliable():
-    library = pytest.importorskip("rliable.library")
-    metrics = pytest.importorskip("rliable.metrics")
-    rng = np.random.default_rng(3)
-    ours, theirs = rng.normal(0.3, 1, (7, 5)), rng.normal(0, 1, (9, 5))
-    assert statistics.iqm(list(ours.T)) == pytest.approx(metrics.aggregate_iqm(ours))
-    assert statistics.probability_of_improvement(list(ours.T), list(theirs.T)) == pytest.approx(
-        metrics.probability_of_improvement(ours, theirs)
-    )
-    taus = np.linspace(-2, 2, 9)
-    assert statistics.performance_profile(list(ours.T), taus) == pytest.approx(
-        [library.run_score_deviation(ours, tau) for tau in taus]
-    )
-
-
 def test_the_interval_is_that_of_scipy():
     """rliable resamples each task within itself, as scipy does each sample."""
     rng = np.random.default_rng(3)

@@ -6,6 +6,7 @@ import pytest
 from rich.console import Console
 
 import analysis
+from analysis.report.tables import failures
 
 
 def rendered(sweep, now=None) -> str:
@@ -114,3 +115,22 @@ def test_proposals_that_broke_a_rule_are_told_with_their_share(builder):
     builder.write("sweep.json", builder.info | {"passed_over": 3})
     assert analysis.status(analysis.load(builder.path))["passed_over"] == 3
     assert "75% of 4 proposals broke a rule of the space" in rendered(analysis.load(builder.path))
+
+
+def test_causes_that_differ_in_what_was_measured_add_up(builder):
+    for trial, kl in (("t0000", 31.5), ("t0001", 44.3)):
+        builder.begin(trial)
+        told = f"kl/response is {kl} nats, above guards.max_kl = 25, for 3 reports in a row"
+        builder.end(trial, "diverged", iteration=1, reason=told)
+    rule = "kl/response above guards.max_kl = 25"
+    (group,) = analysis.status(analysis.load(builder.path))["failures"]
+    assert (group["reason"], group["count"]) == (rule, 2)
+    assert failures(analysis.load(builder.path)).rows[0][1:3] == [rule, "2"]
+
+
+def test_a_cause_of_its_own_keeps_what_was_measured(builder):
+    builder.begin("t0000")
+    told = "policy/entropy is 0.01 nats, below guards.min_entropy_share = 0.02 of the 2.17 it began with"
+    builder.end("t0000", "diverged", iteration=1, reason=told)
+    (group,) = analysis.status(analysis.load(builder.path))["failures"]
+    assert group["reason"] == told

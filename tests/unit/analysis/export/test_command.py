@@ -12,10 +12,14 @@ import pandas as pd
 import pytest
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
+from run_directories import Builder
 
-from analysis.export import FRAMEWORKS, PLAIN, TRIALS
+import analysis
+from analysis.export import FRAMEWORKS, PLAIN, TRIALS, trial_config
 from analysis.export.render import variable_name
+from analysis.params import parameters_of
 from rlhf_core.config import TrialConfig, flatten, load_trial, resolve_trial
+from rlhf_core.errors import ConfigError
 from sweeps.cli import main
 from sweeps.commands.export import CONFIGS
 from sweeps.commands.export import TRIALS as OFFERED
@@ -157,7 +161,6 @@ def test_import_says_each_thing_once(tmp_path: Path, capsys: pytest.CaptureFixtu
             ["export", "{run}", "--to", "trl", "--trial", "t0101"],
             "has no trial 't0101'; did you mean",
         ),
-        (["export", "{run}", "--to", "optuna", "--out", "x.log"], "has no study.log"),
         (["export", "{empty}", "--to", "verl"], "has no best.yaml and no trials"),
         (["export", "{unfinished}", "--to", "verl"], "name a trial, such as --trial t0000"),
         (["export", "{empty}/none.yaml", "--to", "verl"], "cannot be read"),
@@ -192,3 +195,56 @@ def test_bad_input_is_one_line_and_exit_code_2(
 def test_the_command_offers_what_there_is() -> None:
     assert {*CONFIGS} == {*PLAIN, *FRAMEWORKS, "deepspeed"}
     assert TRIALS == OFFERED
+
+
+def test_a_sweep_without_a_study_of_its_own_becomes_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "study.log"
+    assert main(["export", str(RECORDED), "--to", "optuna", "--out", str(out)]) == 0
+    assert "12 trials, made of what was recorded" in capsys.readouterr().err
+    ours, back = analysis.load(RECORDED), analysis.load(str(out))
+    done = ours.trials["outcome"] == "completed"
+    assert back.trials["outcome"].tolist() == ours.trials["outcome"].tolist()
+    assert back.trials.loc[done, "value"].tolist() == ours.trials.loc[done, "value"].tolist()
+    assert analysis.best(back.ranked_by(back.metric)) == "t0001"
+    for key in ours.axes:
+        assert back.trials[f"params.{key}"].tolist() == ours.trials[f"params.{key}"].tolist()
+    mine = ours.iterations.dropna(subset=[ours.metric])
+    assert back.iterations[back.metric].tolist() == mine[ours.metric].tolist()
+
+
+def test_what_a_packed_sweep_exports_is_what_its_directory_does(tmp_path: Path) -> None:
+    analysis.load(RECORDED).to_parquet(tmp_path / "packed")
+    for trial in (None, "t0003"):
+        packed, source = trial_config(tmp_path / "packed", trial)
+        assert packed == trial_config(RECORDED, trial)[0]
+        assert (trial or "t0001, the best by eval/heldout") in source
+    with pytest.raises(ConfigError, match="has no trial 't00003'; did you mean"):
+        trial_config(tmp_path / "packed", "t00003")
+
+
+def test_the_best_of_a_packed_sweep_has_its_parameters(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    analysis.load(RECORDED).to_parquet(tmp_path / "packed")
+    assert main(["best", str(tmp_path / "packed"), "--json"]) == 0
+    packed = json.loads(capsys.readouterr().out)
+    assert main(["best", str(RECORDED), "--json"]) == 0
+    assert packed["params"] == json.loads(capsys.readouterr().out)["params"]
+    assert main(["best", str(tmp_path / "packed")]) == 0
+    assert "run it alone" not in capsys.readouterr().out, "it holds no configuration file"
+
+
+def test_parameters_of_a_trial_are_as_they_were_set(tmp_path: Path) -> None:
+    builder = Builder(tmp_path / "run")
+    values = [None, [1, 2], True, 2, "text"]
+    entry = {"key": "any", "type": "choice", "values": values}
+    builder.write("space.json", {"schema_version": 1, "parameters": [entry]})
+    for number, value in enumerate(values):
+        builder.completed(f"t{number:04d}", 1.0, params={"any": value})
+    sweep = analysis.load(builder.path)
+    assert [parameters_of(sweep, str(t))["any"] for t in sweep.trials.index] == values
+    sweep.to_parquet(tmp_path / "packed")
+    packed = analysis.load(tmp_path / "packed")
+    assert [parameters_of(packed, str(t))["any"] for t in packed.trials.index] == values
