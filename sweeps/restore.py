@@ -25,7 +25,9 @@ def restore(driver: SweepDriver, history: History) -> None:
     driver.started = time.time() - history.ran_s
     driver.inbox = Inbox(driver.directory.path, history.answered)
     for past in history.trials.values():
-        driver.records[past.trial] = _record(past)
+        driver.records[past.trial] = record = _record(past)
+        if not driver.directory.has_config(past.trial):
+            driver.directory.write_trial(past.trial, driver.resolved(record), record.params)
     open_ = set(driver.study.open_numbers())
     open_ |= {past.number for past in history.unfinished if past.number is not None}
     for number in open_:

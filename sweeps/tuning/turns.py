@@ -12,8 +12,8 @@ def next_in_line(tune_controller: Any, queued: Callable[[Trial], float]) -> Tria
     """The trial that has waited longest and that no process is starting for; else one that Tune lets wait.
 
     Tune gives a process that became free to the trial named here, and ends the one that was starting for it. So a
-    trial whose own process is on its way is passed over: the free one is the next trial's, and both run. Trials that
-    ended are not looked at: there are thousands of them, at each step.
+    trial whose own process is on its way is passed over: the free one is the next trial's, and both run. Only live
+    trials are looked at: of those that ended there can be thousands, at each step.
 
     Args:
         tune_controller: Tune's, or its wrapper for schedulers.
