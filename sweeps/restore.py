@@ -25,14 +25,15 @@ def restore(driver: SweepDriver, history: History) -> None:
     driver.started = time.time() - history.ran_s
     driver.inbox = Inbox(driver.directory.path, history.answered)
     for past in history.trials.values():
-        driver.records[past.trial] = record = _record(past)
-        if not driver.directory.has_config(past.trial):
-            driver.directory.write_trial(past.trial, driver.resolved(record), record.params)
+        driver.records[past.trial] = _record(past)
     open_ = set(driver.study.open_numbers())
     open_ |= {past.number for past in history.unfinished if past.number is not None}
     for number in open_:
         driver.study.reopen(number)
     pausing.recall(driver, history.ledger)
+    for trial, record in driver.records.items():
+        if not driver.directory.has_config(trial):
+            driver.directory.write_trial(trial, driver.resolved(record), record.params)
     _replay(driver, history, open_)
     pausing.settle(driver, history.ledger)
     # Whoever goes on with a sweep that was given up has mended something.
