@@ -62,6 +62,7 @@ bench: setup
 	$(BIN)/python tests/benchmarks/load.py
 	$(BIN)/python tests/benchmarks/memory.py
 	$(BIN)/python tests/benchmarks/search_quality.py
+	$(BIN)/python tests/benchmarks/guards.py
 	$(BIN)/python tests/benchmarks/overhead.py
 
 lint: setup

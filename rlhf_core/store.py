@@ -23,7 +23,10 @@ class Store(Protocol):
         """What ``open_store`` needs to reach the same place from another process."""
         ...
 
-    def put(self, key: str, data: bytes) -> None: ...
+    def put(self, key: str, data: bytes, durable: bool = True) -> None:
+        """``durable`` False: what was lost with the machine's power can be made again."""
+        ...
+
     def get(self, key: str) -> bytes:
         """Raises FileNotFoundError where there is no such key."""
         ...
@@ -62,7 +65,7 @@ class LocalStore:
             raise ConfigError(f"store: a key must stay below {self.root}, but is {key!r}")
         return path
 
-    def put(self, key: str, data: bytes) -> None:
+    def put(self, key: str, data: bytes, durable: bool = True) -> None:
         path = self.path(key)
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
@@ -70,7 +73,8 @@ class LocalStore:
             with temporary.open("wb") as file:
                 file.write(data)
                 file.flush()
-                os.fsync(file.fileno())
+                if durable:
+                    os.fsync(file.fileno())
             temporary.replace(path)
         except BaseException:
             temporary.unlink(missing_ok=True)

@@ -10,13 +10,14 @@ from sweeps.config import Constraint
 from sweeps.decide.selection import Candidate, Rule, finalists, fresh_seeds, planned_runs
 from sweeps.load import SEED, Loaded
 from sweeps.outcomes import Outcome
+from sweeps.searched import Searched
 
 if TYPE_CHECKING:
     from sweeps.trial_record import TrialRecord
 
 
 class Choice:
-    """Of a sweep; all it says follows from the records it is given.
+    """Of a sweep; all it says follows from its records, to which trials are only ever added.
 
     Attributes:
         loaded: The sweep; users may give it more trials while it runs. A program whose trials have no ``seed``
@@ -32,7 +33,7 @@ class Choice:
         keys = loaded.program.keys()
         count = count if SEED in keys else 0
         self.rule = Rule(selection.top, count, selection.share)
-        self._horizon = loaded.program.iterations(loaded.base)
+        self._searched = Searched(loaded.program.iterations(loaded.base))
         self._constraints = [Constraint.parse(text) for text in loaded.config.search.constraints]
 
     @property
@@ -43,8 +44,7 @@ class Choice:
 
     def may_search(self, records: Collection[TrialRecord], elapsed: float) -> bool:
         """Whether the budget lets another trial of the search start now."""
-        budget, searched = self.loaded.config.budget, _searched(records)
-        spent = self.spent(searched)
+        budget, spent = self.loaded.config.budget, self._searched.look(records).spent
         if budget.minutes is not None:
             kept = self.rule.share / (1 + self.rule.share) if any(self.rule.runs(spent)) else 0.0
             if elapsed > 60 * budget.minutes * (1 - kept):
@@ -60,27 +60,21 @@ class Choice:
         limits = (self.loaded.config.budget.minutes, self.loaded.config.budget.full_trials)
         if limits == (None, None) and len(records) < self.loaded.config.search.trials:
             return False
-        searched = _searched(records)
-        if len(searched) >= self.loaded.config.search.trials:
+        searched = self._searched.look(records)
+        if searched.count >= self.loaded.config.search.trials:
             return True
         # A running trial that is stopped early may leave enough for another one.
-        waits = any(not record.ended for record in searched)
         timed = self.loaded.config.budget.full_trials is None
-        return not self.may_search(records, elapsed) and (timed or not waits)
+        return not self.may_search(records, elapsed) and (timed or not searched.running)
 
     def done(self, records: Collection[TrialRecord], elapsed: float, waiting: bool = False) -> bool:
         """Whether no trial at all will start any more; ``waiting``: the scheduler lets trials wait."""
         if not self.over(records, elapsed):
             return False
         # While the search still runs it is not known who will be a finalist.
-        searching = waiting or any(not record.ended for record in _searched(records))
+        searching = waiting or self._searched.look(records).running
         waits = searching and self.most_runs > 0
         return not waits and self.next_run(records, elapsed) is None
-
-    def spent(self, records: Collection[TrialRecord]) -> float:
-        """What trials cost, in full trials; one that runs counts as a whole one."""
-        longest = self._horizon or max((r.iteration for r in records), default=0) or 1
-        return sum(min(1.0, r.iteration / longest) if r.ended else 1.0 for r in records)
 
     def next_run(
         self, records: Collection[TrialRecord], elapsed: float
@@ -90,7 +84,7 @@ class Choice:
         late = minutes is not None and elapsed > 60 * minutes
         if late or not self.most_runs or not self.over(records, elapsed):
             return None
-        if any(not record.ended for record in _searched(records)):
+        if self._searched.look(records).running:
             return None
         begun = {(record.of, record.params.get(SEED)) for record in records if record.of}
         by_id = {record.trial: record for record in records}
@@ -105,7 +99,7 @@ class Choice:
             getattr(selection, name) != type(selection).model_fields[name].default
             for name in ("top", "test_seeds", "share")
         )
-        spent = self.spent(_searched(records))
+        spent = self._searched.look(records).spent
         if not asked or not self.rule.seeds or not self.rule.top or any(self.rule.runs(spent)):
             return None
         return (
@@ -115,23 +109,23 @@ class Choice:
 
     def waiting(self, records: Collection[TrialRecord]) -> float:
         """Trials that have not begun: of the search at most, and test runs once it has ended."""
-        config, searched = self.loaded.config, _searched(records)
-        rest: float = config.search.trials - len(searched)
+        config, searched = self.loaded.config, self._searched.look(records)
+        rest: float = config.search.trials - searched.count
         if config.budget.full_trials is not None:
             part = self.rule.search_part(config.budget.full_trials)
-            rest = max(0.0, min(rest, part - self.spent(searched)))
+            rest = max(0.0, min(rest, part - searched.spent))
         # Less than a whole trial of the budget starts none.
         return rest if rest >= 1 else float(self._left(records))
 
     def _left(self, records: Collection[TrialRecord]) -> int:
-        if not self.most_runs or any(not record.ended for record in _searched(records)):
+        if not self.most_runs or self._searched.look(records).running:
             return 0
         return len(self.planned(records)) - sum(record.of is not None for record in records)
 
     def planned(self, records: Collection[TrialRecord]) -> list[tuple[str, int]]:
         """``(finalist, seed)`` of all test runs of a search that has ended."""
-        searched, total = _searched(records), self.loaded.config.budget.full_trials
-        spent = self.spent(searched)
+        searched = [record for record in records if record.of is None]
+        spent, total = self._searched.look(records).spent, self.loaded.config.budget.full_trials
         if total is not None:
             spent = min(len(searched), total / (1 + self.rule.share))
         top, count = self.rule.runs(spent)
@@ -155,7 +149,3 @@ class Choice:
         sign = 1.0 if self.loaded.config.search.direction == "maximize" else -1.0
         params = tuple((key, value) for key, value in record.params.items() if key != SEED)
         return Candidate(record.trial, sign * value, eligible, params)
-
-
-def _searched(records: Collection[TrialRecord]) -> list[TrialRecord]:
-    return [record for record in records if record.of is None]

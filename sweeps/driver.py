@@ -197,14 +197,16 @@ class SweepDriver:
         return len(self.live) - absent < self.max_concurrent
 
     def _enter(self, record: TrialRecord) -> None:
-        program, base = self.loaded.program, self.loaded.base
-        try:
-            config = program.resolve(base, record.params)
-        except ConfigError:
-            config = {}
         record.times["queued"] = self.clock()
-        self.directory.write_trial(record.trial, config, record.params)
+        self.directory.write_trial(record.trial, self.resolved(record), record.params)
         self._change(record, State.QUEUED)
+
+    def resolved(self, record: TrialRecord) -> dict[str, Any]:
+        """``config.json`` of a trial; empty where its parameters make no configuration."""
+        try:
+            return self.loaded.program.resolve(self.loaded.base, record.params)
+        except ConfigError:
+            return {}
 
     def plan(self, record: TrialRecord) -> PlacementPlan:
         """Where the processes of a trial go; worked out once as long as it is not at rest."""
@@ -424,23 +426,23 @@ class SweepDriver:
         self._line(record, **extra)
 
     def _line(self, record: TrialRecord, **extra: Any) -> None:
-        self.directory.ledger(
-            {
-                "trial": record.trial,
-                "number": record.number,
-                "state": str(record.state),
-                "outcome": str(record.outcome) if record.state is State.ENDED else None,
-                "reason": record.reason,
-                "purpose": record.purpose,
-                "of": record.of,
-                "parent_id": record.fork and record.fork["source"],
-                "fork_iteration": record.fork and record.fork["step"],
-                "iteration": record.iteration,
-                "value": record.value,
-                "durations": record.phases,
-                **extra,
-            }
-        )
+        line = {
+            "trial": record.trial,
+            "number": record.number,
+            "state": str(record.state),
+            "outcome": str(record.outcome) if record.state is State.ENDED else None,
+            "reason": record.reason,
+            "purpose": record.purpose,
+            "of": record.of,
+            "parent_id": record.fork and record.fork["source"],
+            "fork_iteration": record.fork and record.fork["step"],
+            "iteration": record.iteration,
+            "value": record.value,
+            "durations": record.phases,
+            **extra,
+        }
+        # With these lines the trial leaves its place: what came of it so far outlives a loss of power.
+        self.directory.ledger(line, durable=record.ended)
 
 
 def numbers(result: Mapping[str, Any]) -> dict[str, float]:

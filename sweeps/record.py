@@ -6,6 +6,7 @@ import contextlib
 import importlib.metadata
 import json
 import math
+import os
 import platform
 import sys
 import time
@@ -152,12 +153,20 @@ class RunDirectory:
         self._put("sweep.json", {**document, "passed_over": count})
 
     def write_trial(self, trial: str, config: Mapping[str, Any], params: Mapping[str, Any]) -> None:
-        """``config.json`` and ``params.json`` of a trial."""
-        self._put(f"trials/{trial}/config.json", config)
+        """``config.json`` and ``params.json`` of a trial; the former follows from the latter (``has_config``)."""
+        self._put(f"trials/{trial}/config.json", config, durable=False)
         self._put(f"trials/{trial}/params.json", params)
 
+    def has_config(self, trial: str) -> bool:
+        """Whether ``config.json`` of a trial is whole; where the power failed it may not be."""
+        try:
+            json.loads(self.store.get(f"trials/{trial}/config.json"))
+        except (FileNotFoundError, ValueError):
+            return False
+        return True
+
     def write_placement(self, trial: str, placement: Mapping[str, Any]) -> None:
-        self._put(f"trials/{trial}/placement.json", self._placed(placement))
+        self._put(f"trials/{trial}/placement.json", self._placed(placement), durable=False)
 
     def write_service(self, name: str, record: Mapping[str, Any]) -> None:
         """``placement.json`` of a service that trials share."""
@@ -171,9 +180,16 @@ class RunDirectory:
         """Appends to ``events.jsonl``: what happened to the sweep as a whole."""
         self._append("events.jsonl", {"time": time.time(), "event": event, **more})
 
-    def ledger(self, line: Mapping[str, Any]) -> None:
-        """Appends to ``trials.jsonl``."""
+    def ledger(self, line: Mapping[str, Any], durable: bool = False) -> None:
+        """Appends to ``trials.jsonl``.
+
+        ``durable``: this line, those before it, and before them what its trial reported, outlive a loss of power.
+        """
+        if durable:
+            self._sync(f"trials/{line['trial']}/metrics.jsonl")
         self._append("trials.jsonl", {"time": time.time(), **line})
+        if durable:
+            self._sync("trials.jsonl")
 
     def metrics(self, trial: str, iteration: int, values: Mapping[str, float]) -> None:
         """Appends to the trial's ``metrics.jsonl``."""
@@ -185,14 +201,21 @@ class RunDirectory:
         with self._writing():
             self.store.put(f"trials/{trial}/error.txt", traceback.encode())
 
-    def _put(self, key: str, value: Any) -> None:
+    def _put(self, key: str, value: Any, durable: bool = True) -> None:
         text = json.dumps(_finite(value), indent=1, ensure_ascii=False, allow_nan=False)
         with self._writing():
-            self.store.put(key, text.encode())
+            self.store.put(key, text.encode(), durable)
 
     def _append(self, key: str, line: Mapping[str, Any]) -> None:
         with self._writing():
             self.store.append(key, strict_json(line))
+
+    def _sync(self, key: str) -> None:
+        path = self.path / key
+        # A trial that never reported has no metrics.
+        if path.exists():
+            with self._writing(), path.open("rb") as file:
+                os.fsync(file.fileno())
 
     @contextlib.contextmanager
     def _writing(self) -> Iterator[None]:

@@ -31,6 +31,9 @@ def restore(driver: SweepDriver, history: History) -> None:
     for number in open_:
         driver.study.reopen(number)
     pausing.recall(driver, history.ledger)
+    for trial, record in driver.records.items():
+        if not driver.directory.has_config(trial):
+            driver.directory.write_trial(trial, driver.resolved(record), record.params)
     _replay(driver, history, open_)
     pausing.settle(driver, history.ledger)
     # Whoever goes on with a sweep that was given up has mended something.

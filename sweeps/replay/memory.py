@@ -19,7 +19,7 @@ class MemoryStore:
     def uri(self) -> str:
         return "memory:"
 
-    def put(self, key: str, data: bytes) -> None:
+    def put(self, key: str, data: bytes, durable: bool = True) -> None:
         self._files[key] = data
 
     def get(self, key: str) -> bytes:
@@ -59,5 +59,5 @@ class MemoryDirectory(RunDirectory):
     def event(self, event: str, **values: Any) -> None:
         """Nobody reads it."""
 
-    def ledger(self, line: Mapping[str, Any]) -> None:
+    def ledger(self, line: Mapping[str, Any], durable: bool = False) -> None:
         self.lines.append(dict(line))

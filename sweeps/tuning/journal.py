@@ -19,7 +19,8 @@ class Journal(JournalFileBackend):
     """An Optuna journal file.
 
     Optuna writes and syncs each parameter by itself; ``together`` makes one write of all that a trial is asked or
-    told. A trial whose asking was cut off is then not in the file at all.
+    told. A trial whose asking was cut off is then not in the file at all. Only asking syncs, and with it all that
+    was written before: what was reported and told stands in the ledger and the metrics as well.
 
     Args:
         path: The file; a last line without its end, of a process that was killed, is cut off.
@@ -35,8 +36,11 @@ class Journal(JournalFileBackend):
         self._failed: OSError | None = None
 
     @contextmanager
-    def together(self) -> Iterator[None]:
-        """Entries of the block are read back at once, and written at its end; others wait so long to write."""
+    def together(self, durable: bool) -> Iterator[None]:
+        """Entries of the block are read back at once, and written at its end; others wait so long to write.
+
+        ``durable``: the file then outlives a loss of power, up to here.
+        """
         self._lock_of_file.acquire()
         self._pending, self._first = [], None
         try:
@@ -44,7 +48,7 @@ class Journal(JournalFileBackend):
         finally:
             pending, self._pending = self._pending, None
             try:
-                self._write(pending)
+                self._write(pending, durable)
             finally:
                 self._lock_of_file.release()
 
@@ -72,7 +76,7 @@ class Journal(JournalFileBackend):
         for line in pending[max(0, log_number_from - self._first) :]:
             yield json.loads(line)
 
-    def _write(self, lines: list[str]) -> None:
+    def _write(self, lines: list[str], durable: bool = False) -> None:
         if self._failed is not None:
             raise self._failed
         if not lines:
@@ -83,7 +87,8 @@ class Journal(JournalFileBackend):
                 data = memoryview("".join(lines).encode())
                 while data:
                     data = data[file.write(data) :]
-                os.fsync(file.fileno())
+                if durable:
+                    os.fsync(file.fileno())
             except OSError as error:
                 # The storage in memory is ahead of the file from here on.
                 self._failed = error

@@ -22,6 +22,7 @@ from sweeps.driver import SweepDriver
 from sweeps.outcomes import Outcome
 from sweeps.steering import steer
 from sweeps.tuning import cluster
+from sweeps.tuning.turns import controller_of, next_in_line
 
 logger = logging.getLogger(__name__)
 DRIVERS: dict[str, SweepDriver] = {}
@@ -117,15 +118,19 @@ class SweepScheduler(_Plugin, FIFOScheduler):
         paused = self.driver.wants_pause(name_of(trial))
         return TrialScheduler.PAUSE if paused else TrialScheduler.CONTINUE
 
+    @never_raise()
     def choose_trial_to_run(self, tune_controller: Any) -> Trial | None:
         """Called at every step of the controller, the only place from which a waiting trial can be ended."""
         now = time.monotonic()
         if now - self._watched >= WATCH_EVERY_S:
             self._watched = now
             self._watch(tune_controller, now)
-        chosen: Trial | None = super().choose_trial_to_run(tune_controller)
+        chosen = next_in_line(tune_controller, self._queued)
         leaves = chosen is not None and self.driver.wants_pause(name_of(chosen))
         return None if leaves else chosen
+
+    def _queued(self, trial: Trial) -> float:
+        return self.driver.records[name_of(trial)].times.get("queued", 0.0)
 
     @never_raise()
     def on_trial_complete(self, tune_controller: Any, trial: Trial, result: dict[str, Any]) -> None:
@@ -149,7 +154,7 @@ class SweepScheduler(_Plugin, FIFOScheduler):
 
 def _start_next_cold(tune_controller: Any, trial: Trial) -> None:
     """Keeps the process of a failed trial from serving another one."""
-    controller = getattr(tune_controller, "_tune_controller", tune_controller)
+    controller = controller_of(tune_controller)
     # Tune keeps processes that it knows as started.
     controller._started_actors.discard(controller._trial_to_actor.get(trial))
 

@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
+from typing import Any
 
 import optuna
 from optuna.exceptions import DuplicatedStudyError, ExperimentalWarning, StorageInternalError
@@ -30,8 +31,8 @@ _OWNER = "rlhf_sweep"
 CONNECT_S = 10
 
 
-Together = Callable[[], AbstractContextManager[None]]
-"""What is written to the storage in such a block may be written at its end."""
+Together = Callable[[bool], AbstractContextManager[Any]]
+"""What is written to the storage in such a block may be written at its end; True: it outlives a loss of power."""
 
 
 def open_study(

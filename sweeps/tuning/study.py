@@ -85,7 +85,7 @@ class Study:
         attempts = 0
         while True:
             attempts += 1
-            with self._together():
+            with self._together(True):
                 trial = self._next()
                 if trial is None:
                     return None
@@ -200,7 +200,7 @@ class Study:
         known = {**finals, next(iter(self._goals)): math.nan if value is None else value}
         complete = self._trials(TrialState.COMPLETE)
         told = self._teacher.tell(outcome, known, complete)
-        with self._together():
+        with self._together(False):
             for name, attribute in self._attributes(number, outcome, value, told.imputed).items():
                 trial.set_user_attr(name, attribute)
             for name, violation in told.constraints.items():

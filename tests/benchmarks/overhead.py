@@ -4,7 +4,7 @@ Both sides run on one cluster, in a process of their own for each repeat, in tur
 warm processes; plain Tune is a ``tune.Tuner`` with ``OptunaSearch`` (TPE in memory) as it comes, its loggers
 included (``--lean`` leaves them out). Counted is what lies between the ends of trial 20 and of the last one.
 ``ratio`` is plain Tune's seconds of wall time for a trial over ours, at least 1 / 1.1; the driver may need at most
-15 ms more of CPU time for a trial. Its memory's growth is reported for both.
+15 ms more of CPU time for a trial. Its memory's growth and the processes that were asked for are told of both.
 
     python tests/benchmarks/overhead.py [--quick] [--lean]
 """
@@ -79,11 +79,21 @@ def loss(params: Mapping[str, Any]) -> float:
 
 
 class Meter:
-    """Wall time, CPU time and memory of this process, whenever a trial ends."""
+    """Wall time, CPU time and memory of this process whenever a trial ends; the processes that Tune asks for."""
 
     def __init__(self) -> None:
+        from ray.air.execution._internal.actor_manager import RayActorManager
+
         self.ends: list[tuple[float, float, float]] = []
+        self.processes = 0
         self._process = psutil.Process()
+        add = RayActorManager.add_actor
+
+        def counted(manager: RayActorManager, *args: Any, **kwargs: Any) -> Any:
+            self.processes += 1
+            return add(manager, *args, **kwargs)
+
+        RayActorManager.add_actor = counted
 
     def tick(self) -> None:
         self.ends.append(
@@ -94,10 +104,11 @@ class Meter:
         first, last = self.ends[WARM_UP - 1], self.ends[-1]
         count = len(self.ends) - WARM_UP
         names, scale = ("wall_ms", "cpu_ms", "rss_kb"), (1e3, 1e3, 1 / 1024)
-        return {
+        found = {
             name: (b - a) * unit / count
             for name, a, b, unit in zip(names, first, last, scale, strict=True)
         }
+        return {**found, "processes": self.processes}
 
 
 def ours(trials: int, address: str, folder: Path, meter: Meter) -> None:
@@ -205,7 +216,7 @@ def main() -> None:
     parser.add_argument("--address")
     args = parser.parse_args()
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    trials = args.trials or (60 if args.quick else 300)
+    trials = args.trials or (40 if args.quick else 300)
     if args.side:
         one(args.side, trials, args.address)
         return
@@ -237,6 +248,7 @@ def _line(found: Mapping[str, list[dict[str, float]]], trials: int, lean: bool) 
         ok=wall <= WALL_RATIO and more <= MORE_CPU_MS, wall=round(wall, 3),
         more_cpu_ms=round(more, 2), target_more_cpu_ms=MORE_CPU_MS,
         cpu_ms={side: round(m["cpu_ms"], 2) for side, m in middle.items()},
+        processes={side: round(m["processes"]) for side, m in middle.items()},
         rss_kb_per_trial={side: round(m["rss_kb"], 1) for side, m in middle.items()},
         ray=version("ray"), optuna=version("optuna"),
     )  # fmt: skip

@@ -75,6 +75,23 @@ def test_the_benchmark_of_search_quality_plays_every_strategy() -> None:
 
 
 @pytest.mark.long
+def test_the_benchmark_of_overhead_runs_both_sides_in_as_many_processes_as_run_at_once() -> None:
+    done = subprocess.run(
+        [sys.executable, "tests/benchmarks/overhead.py", "--quick"],
+        cwd=ROOT, check=True, capture_output=True, text=True,
+    )  # fmt: skip
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert (found["name"], found["unit"], found["repeats"]) == ("overhead", "ms/trial", 1)
+    assert {"ratio", "target", "ok", "more_cpu_ms", "rss_kb_per_trial"} <= found.keys()
+    assert found["median_ours"] > 0
+    assert found["median_theirs"] > 0
+    assert all(found["cpu_ms"][side] > 0 for side in ("ours", "plain"))
+    # Every trial but the first ones runs in the process of one before; none is started and thrown away.
+    assert found["trials"] == 40
+    assert found["processes"]["ours"] == 8
+
+
+@pytest.mark.long
 def test_the_measurement_of_guards_tells_both_halves_and_the_defaults() -> None:
     done = subprocess.run(
         [sys.executable, "tests/benchmarks/guards.py"],

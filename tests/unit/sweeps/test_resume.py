@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -144,7 +145,7 @@ def killed_at(write: int, torn: bool, death: BaseException | None = None) -> Ite
         with path.open("a") as file:
             file.write(line[: len(line) // 2])
 
-    def half_a_log(self: Any, lines: list[str]) -> None:
+    def half_a_log(self: Any, lines: list[str], *_: Any) -> None:
         with self._path.open("a") as file:
             file.write("".join(lines)[:10])
         # It died while it held the lock.
@@ -265,3 +266,34 @@ def test_a_driver_that_dies_at_every_single_write_loses_nothing(
         world = World(tmp_path / str(write))
         world.path.mkdir()
         survives(world, whole, [(write, torn)])
+
+
+def test_what_came_of_a_trial_is_synced_when_it_ends_and_no_report_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[str] = []
+
+    def named(descriptor: int) -> None:
+        # Files that are replaced have another name until then.
+        name = Path(f"/proc/self/fd/{descriptor}").readlink().name
+        synced.append(".".join(name.strip(".").split(".")[:2]))
+
+    world = World(tmp_path)
+    driver = world.driver(search={**SWEEP["search"], "trials": 1})
+    monkeypatch.setattr(os, "fsync", named)
+    world.run(driver)
+    assert len(world.diary) == STEPS
+    assert synced == ["study.log", "params.json", "metrics.jsonl", "trials.jsonl"]
+
+
+def test_what_the_power_took_of_a_configuration_is_made_again(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    driver = world.driver()
+    record = driver.next_trial()
+    assert record is not None
+    place = tmp_path / f"trials/{record.trial}/config.json"
+    whole = place.read_text()
+    for damaged in ("", "\0" * len(whole)):
+        place.write_text(damaged)
+        world.driver()
+        assert place.read_text() == whole

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from copy import deepcopy
+from statistics import fmean, median
 
 import pytest
 
@@ -175,6 +176,56 @@ def test_an_iteration_that_comes_again_counts_once_in_the_median() -> None:
         tell(rule, "a", iteration, value)
     assert rule._seen["a"].mean(2.0) == 5.0
     assert rule._seen["a"].mean(3.0) is None
+
+
+def by_looking_at_each(history: list[Report], grace: int, min_trials: int) -> Action:
+    """The rule as it is defined, from all reports up to one that is judged."""
+    kept: dict[str, dict[int, tuple[float, float]]] = {}
+    for told in history:
+        assert told.amount is not None
+        assert told.value is not None
+        earlier = {i: pair for i, pair in kept.get(told.trial, {}).items() if i < told.iteration}
+        kept[told.trial] = {**earlier, told.iteration: (told.amount, told.value)}
+    last = history[-1]
+    assert last.amount is not None
+    means = [
+        fmean(value for amount, value in curve.values() if amount <= last.amount)
+        for trial, curve in kept.items()
+        if trial != last.trial
+        and max(amount for amount, _ in curve.values()) >= last.amount
+        and min(amount for amount, _ in curve.values()) <= last.amount
+    ]
+    if last.amount < grace or len(means) < min_trials:
+        return GoOn()
+    best = max(value for _, value in kept[last.trial].values())
+    return GoOn() if best >= median(means) else Stop("")
+
+
+@pytest.mark.parametrize("step", [1.0, 0.5, 0.0])
+@pytest.mark.parametrize("forgets", [False, True])
+def test_median_decides_as_looking_at_every_trial_does(
+    step: float, forgets: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Trials that share their amounts or none, lose iterations, report an amount twice or are forgotten."""
+    monkeypatch.setattr("sweeps.decide.stopping.STANDINGS", 5)
+    draw = random.Random(11)
+    rule, history, stopped = MedianStopping(2, 2), list[Report](), 0
+    at = dict.fromkeys((f"t{number}" for number in range(9)), 0)
+    for _ in range(400):
+        trial = draw.choice(list(at))
+        at[trial] = max(1, at[trial] + draw.choice([1, 1, 1, 1, -2]))
+        amount = at[trial] + step * draw.random() if step < 1.0 else float(at[trial])
+        amount = float(at[trial] // 2) if step == 0.0 else amount
+        history.append(Report(trial, at[trial], amount, draw.gauss(float(trial[1:]), 1.0)))
+        found = rule.decide(history[-1])
+        assert type(found) is type(by_looking_at_each(history, 2, 2))
+        stopped += isinstance(found, Stop)
+        if forgets and draw.random() < 0.05:
+            history = [told for told in history if told.trial != trial]
+            at[trial] = 0
+            rule.forget(trial)
+    assert stopped > 20
+    assert len(rule._standings) <= 5
 
 
 def test_a_missing_value_is_no_decision() -> None:

@@ -133,16 +133,25 @@ def test_rejections_are_counted_across_drivers(tmp_path: Path) -> None:
 # The journal
 
 
-def test_what_a_trial_is_asked_and_told_is_one_write_each(
+def test_what_a_trial_is_asked_and_told_is_one_write_each_and_asking_syncs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     study = make(tmp_path)
+    durable: list[bool] = []
+    write = Journal._write
+
+    def counted(self: Journal, lines: list[str], last: bool = False) -> None:
+        durable.append(last)
+        write(self, lines, last)
+
     synced: list[int] = []
+    monkeypatch.setattr(Journal, "_write", counted)
     monkeypatch.setattr(os, "fsync", synced.append)
     number, _ = ask(study)
-    assert len(synced) == 1
+    study.report(number, 1, 0.4)
     study.tell(number, Outcome.COMPLETED, 0.5, {})
-    assert len(synced) == 2
+    assert durable == [True, False, False]
+    assert len(synced) == 1
 
 
 def test_the_journal_is_one_that_optuna_reads_and_writes(tmp_path: Path) -> None:
@@ -190,7 +199,7 @@ def test_a_write_that_fails_leaves_whole_lines_and_is_not_forgotten(
     whole = lines(tmp_path)
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(OSError, match="No space"):
-        study.tell(number, Outcome.COMPLETED, 0.5, {})
+        ask(study)
     monkeypatch.undo()
     with pytest.raises(OSError, match="No space"):
         study.ask()
@@ -201,7 +210,7 @@ def test_a_write_that_fails_leaves_whole_lines_and_is_not_forgotten(
 
 def _asks(folder: Path) -> None:
     journal = Journal(folder / "study.log")
-    with journal.together():
+    with journal.together(True):
         journal.append_logs([{"op_code": 0}])
         os.kill(os.getpid(), signal.SIGKILL)
 
