@@ -66,7 +66,7 @@ class RolloutStream:
         group: The rollouts.
         batches: What is sampled for a batch.
         context: Call context with a weight version.
-        scoring: The frozen roles, for one batch.
+        scoring: The frozen roles, for a batch.
         ahead: Batches that may wait; 0 samples when asked.
         interval: Iterations between deliveries.
         last: Batches of the whole trial; none beyond is sampled.
@@ -81,7 +81,7 @@ class RolloutStream:
         group: RoleGroup,
         batches: Batches,
         context: Callable[[int], CallContext],
-        scoring: Callable[[], Scoring],
+        scoring: Callable[[int], Scoring],
         *,
         ahead: int,
         interval: int,
@@ -119,7 +119,7 @@ class RolloutStream:
         self._pending = {}
         for number, sample in ready.items():
             self._pending[number] = Future()
-            self._pending[number].set_result(Sampled(sample, self.scoring(), 0.0))
+            self._pending[number].set_result(Sampled(sample, self.scoring(number), 0.0))
 
     def take(self, batch: int) -> Sampled:
         """Batch ``batch``; starts those that may be sampled meanwhile."""
@@ -178,7 +178,7 @@ class RolloutStream:
         if parcel is not None and self.held != version:
             self._load(version, parcel)
         loaded = time.perf_counter()
-        context, scoring, tokens = self.context(self.held), self.scoring(), 0
+        context, scoring, tokens = self.context(self.held), self.scoring(number), 0
 
         def generate(chunks: Sequence[Chunk], sampled: OnChunk) -> Sequence[Rollout]:
             def finished(index: int, part: Rollout) -> None:

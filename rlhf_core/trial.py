@@ -153,8 +153,10 @@ class PPOTrial:
     def _context(self, version: int | None = None, *position: int | str) -> CallContext:
         return CallContext(self.name, version, derive(self.config.seed, *position))
 
-    def _scoring(self, version: int | None = None) -> Scoring:
-        return Scoring(self.groups, self._context(version), self.config, self.early)
+    def _scoring(self, batch: int, *position: int | str) -> Scoring:
+        # A service tells the batches of a trial apart by their seeds.
+        context = self._context(None, "scoring", batch, *position)
+        return Scoring(self.groups, context, self.config, self.early)
 
     def _iterate(self, phases: Phases) -> dict[str, float]:
         """Samples, scores, updates, delivers; the next iteration's number is in force from the start."""
@@ -271,7 +273,7 @@ class PPOTrial:
             count = min(self.config.eval.prompts, len(self.eval_prompts.prompts))
             prompts = self.eval_prompts.take(0, count, seed)
             chunks = chunks_of(prompts, 1, self.config.rollout.chunk_size, seed, "eval")
-            context, scoring = self._context(self.iteration), self._scoring(self.iteration)
+            context, scoring = self._context(self.iteration), self._scoring(self.iteration, "eval")
             sample = sample_and_score(self.groups["learner"], chunks, context, scoring, self.pad_id)
         return {f"eval/{name}": value for name, value in summarise(self.config, sample).items()}
 

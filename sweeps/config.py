@@ -314,8 +314,8 @@ class NodeTypeConfig(Group):
 
 class ServicesConfig(Group):
     turn: int = option(
-        8,
-        "Chunks that a shared role answers one trial in a row; then it is the next trial's turn.",
+        64,
+        "Chunks of a batch that a shared role answers one trial at most before it is the next trial's turn.",
         unit="chunks",
         ge=1,
     )
