@@ -3,10 +3,10 @@
 A start is from when the sweep hands a trial to Ray Tune, its place being free, until its first iteration begins.
 Cold, the first trial of a sweep: its placement group (milliseconds), the process of its coordinator, those of its
 roles with their libraries, models read. Warm, a later one: group and processes are those of the last trial; roles,
-optimisers and process groups are made anew and weights reset. ``ratio`` is cold over warm, at least 10, and the warm
-start takes less than 0.5 s. The first reuse of a sweep compares what was kept with what is read again; it is reported
-beside the others as ``first_reuse``, and from the end of one warm trial to the first iteration of the next as
-``between``, which is the start and what the sweep itself does. Both sides come from each sweep, so they alternate.
+optimisers and process groups are made anew and weights reset. ``ratio`` is cold over warm, at least 10, and the
+warm start takes less than 0.5 s. The first reuse of a sweep compares what was kept with what is read again; it is
+reported beside the others as ``first_reuse``, and from the end of one warm trial to the first iteration of the
+next as ``between``, which is the start and what the sweep itself does. Both sides come from each sweep.
 
     python tests/benchmarks/warm_start.py [--quick] [--layout fused|split|colocated]
 """
