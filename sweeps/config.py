@@ -349,6 +349,13 @@ class ClusterConfig(Group):
         "The processes of a trial stay for the next one with an equal placement, with models and libraries "
         "loaded; its numbers are bit for bit those of a trial in new processes.",
     )
+    warm_shapes: int = option(
+        3,
+        "Sets of such processes that wait for a trial at most, of whatever placements; those idle for longest "
+        "make room for a trial that has none.",
+        ge=1,
+        le=1000,
+    )
     affinity: Literal["none", "node", "gpu_domain", "zone"] | None = option(
         None, "Sets base.resources.affinity; null leaves it."
     )
