@@ -102,10 +102,17 @@ def test_when_a_chunk_is_scored_changes_no_number(
         config = trial_config(zoo, budget__iterations=2, rollout__chunk_size=2, **own)
         plan = plan_trial(config)
         trial = PPOTrial(config, LocalRuntime(config, plan), plan)
-        runs.append([repeatable(m.values) for m in trial])
+        results = list(trial)
+        runs.append([repeatable(m.values) for m in results])
         trial.close()
     assert trial.early == early
     assert runs[0] == runs[1]
+    for told in (m.values for m in results[1:]):
+        # What was answered before the batch was whole is no part of the critical path, but of the busy shares.
+        assert max(told["time/reference"], told["time/score"]) <= told["time/scoring"]
+        stages = ("rollout_wait", "scoring", "update")
+        assert sum(told[f"time/{stage}"] for stage in stages) <= told["time/iteration"]
+        assert all(0 < told[f"util/busy_{role}"] <= 1 for role in FROZEN)
 
 
 def test_shared_roles_sit_apart(zoo: Zoo) -> None:
