@@ -21,14 +21,20 @@ from rlhf_core.seeding import derive
 from rlhf_core.types import Chunk, Prompt, Rollout
 
 T = TypeVar("T")
-Generate = Callable[[Sequence[Chunk]], Sequence[Rollout]]
+# Told of a chunk: its index in what was asked for, and its rollout.
+OnChunk = Callable[[int, Chunk, Rollout], None]
+Generate = Callable[[Sequence[Chunk], OnChunk], Sequence[Rollout]]
 
 
 class Batches(Protocol):
     """Samples batches in the order of their numbers, 0, 1, ..."""
 
-    def sample(self, number: int, generate: Generate) -> Sample:
-        """Batch ``number``, from what ``generate`` answers."""
+    def sample(self, number: int, generate: Generate, sampled: OnChunk) -> Sample:
+        """Batch ``number``, from what ``generate`` answers.
+
+        ``sampled`` is told of each chunk of the batch as soon as it is whole; ``generate`` tells whatever it is
+        given of each that it was asked for.
+        """
         ...
 
     def chunks(self, number: int, positions: Sequence[int]) -> list[Chunk]:
@@ -65,9 +71,9 @@ class WholeBatches:
     def __init__(self, config: TrialConfig, prompts: PromptSet) -> None:
         self.config, self.prompts = config, prompts
 
-    def sample(self, number: int, generate: Generate) -> Sample:
+    def sample(self, number: int, generate: Generate, sampled: OnChunk) -> Sample:
         chunks = self.chunks(number)
-        return Sample(chunks, generate(chunks))
+        return Sample(chunks, generate(chunks, sampled))
 
     def chunks(self, number: int, positions: Sequence[int] = ()) -> list[Chunk]:
         return _chunks(self.config, self.prompts, number, positions)
@@ -136,7 +142,7 @@ class PartialBatches:
     def chunks(self, number: int, positions: Sequence[int]) -> list[Chunk]:
         return _chunks(self.config, self.prompts, number, positions)
 
-    def sample(self, number: int, generate: Generate) -> Sample:
+    def sample(self, number: int, generate: Generate, sampled: OnChunk) -> Sample:
         rollout, turn = self.config.rollout, 0
         for _ in range(rollout.prompts_under_way - len(self._begun)):
             self._begun[self._next] = [Response()] * rollout.samples_per_prompt
@@ -146,7 +152,11 @@ class PartialBatches:
             turn += 1
             ready = [at for at, begun in self._begun.items() if not any(map(self._is_open, begun))]
             if len(ready) >= rollout.prompts_per_iteration:
-                return self._take(number, ready[: rollout.prompts_per_iteration])
+                sample = self._take(number, ready[: rollout.prompts_per_iteration])
+                break
+        for index, (chunk, part) in enumerate(zip(sample.chunks, sample.parts, strict=True)):
+            sampled(index, chunk, part)
+        return sample
 
     def _is_open(self, response: Response) -> bool:
         return not response.finished and len(response.tokens) < self.config.rollout.max_new_tokens
@@ -166,7 +176,7 @@ class PartialBatches:
         # The first turn is drawn as a batch of whole responses is.
         position = (number + 1, turn) if turn else (number + 1,)
         chunks = [self._chunk(index, cut, position) for index, cut in enumerate(cuts)]
-        for cut, part in zip(cuts, generate(chunks), strict=True):
+        for cut, part in zip(cuts, generate(chunks, _nobody), strict=True):
             for row, ((at, index), _prompt) in enumerate(cut):
                 self._begun[at][index] = self._begun[at][index].followed_by(part, row)
 
@@ -217,6 +227,10 @@ class PartialBatches:
         responses = [Response().followed_by(rows, row) for row in range(rows.size)]
         begun = _cut(responses, rows.size // len(positions))
         self._begun = dict(zip(positions, begun, strict=True))
+
+
+def _nobody(_index: int, _chunk: Chunk, _part: Rollout) -> None:
+    """Parts of responses are no chunk of a batch yet."""
 
 
 def _cut(items: list[T], size: int) -> list[list[T]]:

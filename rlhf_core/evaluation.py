@@ -2,51 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from concurrent.futures import Future
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from rlhf_core.config.trial import TrialConfig
 from rlhf_core.experience import batch_metrics, standard_error
-from rlhf_core.runtime.base import RoleGroup, gather
-from rlhf_core.timing import Watch
+from rlhf_core.runtime.base import RoleGroup
+from rlhf_core.scoring import Scoring
 from rlhf_core.types import CallContext, Chunk, Prompt, Rollout, Scores, concat_rollouts
-
-Groups = Mapping[str, RoleGroup]
-
-
-@dataclass(frozen=True)
-class Pending:
-    """Scores and reference log-probabilities on their way, one future for each chunk."""
-
-    scores: list[Future[Scores]]
-    reference: list[Future[Tensor]] | None
-
-    def result(self, whole: Rollout) -> tuple[Scores, Tensor | None]:
-        """Both for the whole batch; no log-probabilities where there is no reference."""
-        parts: list[Scores] = gather(self.scores)
-        scores = Scores(
-            torch.cat([part.proxy_B for part in parts]),
-            _joined([part.heldout_B for part in parts]),
-            {name: torch.cat([part.extra[name] for part in parts]) for name in parts[0].extra},
-        )
-        if self.reference is None:
-            return scores, None
-        ref_BT = torch.zeros_like(whole.logprobs_BT)
-        row = 0
-        for part_BT in gather(self.reference):
-            size, depth = part_BT.shape
-            ref_BT[row : row + size, :depth] = part_BT
-            row += size
-        return scores, ref_BT
-
-
-def _joined(parts: Sequence[Tensor | None]) -> Tensor | None:
-    found = [part for part in parts if part is not None]
-    return torch.cat(found) if found else None
 
 
 @dataclass(frozen=True)
@@ -73,24 +38,6 @@ class Sample:
         """All rows as one batch."""
         return concat_rollouts(self.parts, pad_id)
 
-    def score(
-        self, groups: Groups, context: CallContext, config: TrialConfig, watch: Watch
-    ) -> Pending:
-        """Asks the frozen roles about every chunk, without waiting."""
-        temperature = config.rollout.temperature
-        reference = [(context, (part, temperature)) for part in self.parts]
-        reward = [
-            (context, (part, chunk.prompts))
-            for chunk, part in zip(self.chunks, self.parts, strict=True)
-        ]
-        asked = None
-        if "reference" in groups:
-            asked = watch("reference", groups["reference"].scatter("logprobs", reference))
-        return Pending(
-            reference=asked,
-            scores=watch("score", groups["reward"].scatter("scores", reward)),
-        )
-
 
 @dataclass(frozen=True)
 class Scored:
@@ -103,19 +50,18 @@ class Scored:
 
 
 def sample_and_score(
-    groups: Groups,
-    chunks: Sequence[Chunk],
-    context: CallContext,
-    config: TrialConfig,
-    pad_id: int,
+    learner: RoleGroup, chunks: Sequence[Chunk], context: CallContext, scoring: Scoring, pad_id: int
 ) -> Scored:
     """Responses of the learner's current weights, scored."""
+
+    def sampled(index: int, part: Rollout) -> None:
+        scoring.sampled(index, chunks[index], part)
+
     calls = [(context, (chunk,)) for chunk in chunks]
-    sample = Sample(chunks, groups["learner"].map("generate", calls))
+    sample = Sample(chunks, learner.map("generate", calls, finished=sampled))
     whole = sample.rollout(pad_id)
-    scores, ref_BT = sample.score(groups, context, config, lambda _name, futures: futures).result(
-        whole
-    )
+    asked = scoring.finish(chunks, sample.parts, lambda _name, futures: futures)
+    scores, ref_BT = asked.result(whole)
     return Scored(sample.prompts, whole, scores, ref_BT)
 
 

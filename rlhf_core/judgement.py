@@ -21,6 +21,7 @@ from rlhf_core.prompts import PromptSet, chunks_of
 from rlhf_core.roles.reward import decode_responses
 from rlhf_core.runtime.local import LocalRuntime
 from rlhf_core.runtime.placement import plan_trial
+from rlhf_core.scoring import Scoring
 from rlhf_core.store import Store
 from rlhf_core.trial import PPOTrial
 from rlhf_core.types import CallContext
@@ -104,7 +105,9 @@ def _answer(trial: PPOTrial, count: int, seed: int) -> Scored:
     test = PromptSet(assets.prompts["test"], tokenizer, limit, template)
     asked = test.take(0, min(count, len(test.prompts)), seed)
     chunks = chunks_of(asked, 1, config.rollout.chunk_size, seed, "judgement")
-    return sample_and_score(trial.groups, chunks, CallContext("judgement"), config, trial.pad_id)
+    context = CallContext("judgement")
+    scoring = Scoring(trial.groups, context, config)
+    return sample_and_score(trial.groups["learner"], chunks, context, scoring, trial.pad_id)
 
 
 def _compare(config: TrialConfig, before: Scored, after: Scored, trained_on: int) -> Judgement:

@@ -15,10 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlhf_core.batches import Batches
+from rlhf_core.batches import Batches, OnChunk
 from rlhf_core.errors import CheckpointError
 from rlhf_core.evaluation import Sample
 from rlhf_core.runtime.base import RoleGroup, Runtime
+from rlhf_core.scoring import Scoring
 from rlhf_core.types import CallContext, Chunk, Rollout
 
 # Names of a checkpoint's tensors: where the prompts of a batch stand, and what is under way.
@@ -47,9 +48,11 @@ class Sampled:
         seconds: From its first chunk to its last.
         sync_seconds: Time the rollouts took to load weights before it.
         tokens: Response tokens sampled in that time.
+        scoring: What the frozen roles were asked about it.
     """
 
     sample: Sample
+    scoring: Scoring
     seconds: float
     sync_seconds: float = 0.0
     tokens: int = 0
@@ -63,6 +66,7 @@ class RolloutStream:
         group: The rollouts.
         batches: What is sampled for a batch.
         context: Call context with a weight version.
+        scoring: The frozen roles, for a batch.
         ahead: Batches that may wait; 0 samples when asked.
         interval: Iterations between deliveries.
         last: Batches of the whole trial; none beyond is sampled.
@@ -77,13 +81,14 @@ class RolloutStream:
         group: RoleGroup,
         batches: Batches,
         context: Callable[[int], CallContext],
+        scoring: Callable[[int], Scoring],
         *,
         ahead: int,
         interval: int,
         last: int,
     ) -> None:
         self.runtime, self.group = runtime, group
-        self.batches, self.context = batches, context
+        self.batches, self.context, self.scoring = batches, context, scoring
         self.ahead, self.interval, self.last = ahead, interval, last
         self.next = 0
         self.held = 0
@@ -114,7 +119,7 @@ class RolloutStream:
         self._pending = {}
         for number, sample in ready.items():
             self._pending[number] = Future()
-            self._pending[number].set_result(Sampled(sample, 0.0))
+            self._pending[number].set_result(Sampled(sample, self.scoring(number), 0.0))
 
     def take(self, batch: int) -> Sampled:
         """Batch ``batch``; starts those that may be sampled meanwhile."""
@@ -173,17 +178,20 @@ class RolloutStream:
         if parcel is not None and self.held != version:
             self._load(version, parcel)
         loaded = time.perf_counter()
-        context, tokens = self.context(self.held), 0
+        context, scoring, tokens = self.context(self.held), self.scoring(number), 0
 
-        def generate(chunks: Sequence[Chunk]) -> Sequence[Rollout]:
-            nonlocal tokens
-            parts: list[Rollout] = self.group.map("generate", [(context, (c,)) for c in chunks])
-            tokens += sum(int(part.response_mask_BT.sum()) for part in parts)
-            return parts
+        def generate(chunks: Sequence[Chunk], sampled: OnChunk) -> Sequence[Rollout]:
+            def finished(index: int, part: Rollout) -> None:
+                nonlocal tokens
+                tokens += int(part.response_mask_BT.sum())
+                sampled(index, chunks[index], part)
 
-        sample = self.batches.sample(number, generate)
+            calls = [(context, (chunk,)) for chunk in chunks]
+            return self.group.map("generate", calls, finished=finished)
+
+        sample = self.batches.sample(number, generate, scoring.sampled)
         seconds = time.perf_counter() - loaded
-        return Sampled(sample, seconds, loaded - start, tokens)
+        return Sampled(sample, scoring, seconds, loaded - start, tokens)
 
     def _load(self, version: int, parcel: Any) -> None:
         self.runtime.receive(self.context(version), parcel)

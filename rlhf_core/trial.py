@@ -22,7 +22,7 @@ from rlhf_core.assets import resolve
 from rlhf_core.batches import batches_of
 from rlhf_core.config.trial import ROLES, AdamWConfig, TrialConfig
 from rlhf_core.errors import CheckpointError, DivergedError
-from rlhf_core.evaluation import Sample, sample_and_score, summarise
+from rlhf_core.evaluation import sample_and_score, summarise
 from rlhf_core.experience import (
     Batch,
     build_experience,
@@ -40,9 +40,10 @@ from rlhf_core.ppo.scores import RunningNorm
 from rlhf_core.prompts import PromptSet, chunks_of
 from rlhf_core.runtime.base import Runtime, gather
 from rlhf_core.runtime.placement import PlacementPlan
+from rlhf_core.scoring import FROZEN, Scoring
 from rlhf_core.seeding import derive
 from rlhf_core.store import Store
-from rlhf_core.stream import RolloutStream
+from rlhf_core.stream import RolloutStream, Sampled
 from rlhf_core.timing import Phases, imbalance
 from rlhf_core.types import (
     AdamWSettings,
@@ -76,6 +77,10 @@ class PPOTrial:
         )  # fmt: skip
         self.groups = {role: runtime.group(role) for role in config.roles}
         self.trained = [role for role in ("learner", "critic") if role in self.groups]
+        # Idle while a batch is sampled: they are asked about its chunks meanwhile.
+        self.early = [
+            role for role in FROZEN if role in self.groups and plan.sits_apart(role, FROZEN)
+        ]
         assets = resolve(config)
         tokenizer = load_tokenizer(assets.policy)
         self.pad_id = int(tokenizer.pad_token_id)
@@ -90,6 +95,7 @@ class PPOTrial:
             self.groups["rollout"],
             batches_of(config, self.train_prompts, self.pad_id),
             self._context,
+            self._scoring,
             ahead=config.batches_ahead,
             interval=config.sync_interval,
             last=config.budget.iterations,
@@ -147,11 +153,16 @@ class PPOTrial:
     def _context(self, version: int | None = None, *position: int | str) -> CallContext:
         return CallContext(self.name, version, derive(self.config.seed, *position))
 
+    def _scoring(self, batch: int, *position: int | str) -> Scoring:
+        # A service tells the batches of a trial apart by their seeds.
+        context = self._context(None, "scoring", batch, *position)
+        return Scoring(self.groups, context, self.config, self.early)
+
     def _iterate(self, phases: Phases) -> dict[str, float]:
         """Samples, scores, updates, delivers; the next iteration's number is in force from the start."""
         with phases("rollout_wait"):
             sampled = self.stream.take(self.iteration)
-        experience, metrics = self._experience(sampled.sample, phases)
+        experience, metrics = self._experience(sampled, phases)
         metrics |= staleness_metrics(experience.rollout, self.iteration)
         self.iteration += 1
         metrics |= self._update(experience, phases)
@@ -172,7 +183,8 @@ class PPOTrial:
         metrics["weights/version"] = float(self.iteration)
         return metrics
 
-    def _experience(self, sample: Sample, phases: Phases) -> tuple[Experience, dict[str, float]]:
+    def _experience(self, sampled: Sampled, phases: Phases) -> tuple[Experience, dict[str, float]]:
+        sample = sampled.sample
         whole, values = sample.rollout(self.pad_id), []
         with phases.overlapping("scoring") as watch:
             if "critic" in self.groups:
@@ -180,7 +192,7 @@ class PPOTrial:
                     "values", self._context(), self.runtime.share(whole)
                 )
                 values = watch("values", [call])
-            scored = sample.score(self.groups, self._context(), self.config, watch)
+            scored = sampled.scoring.finish(sample.chunks, sample.parts, watch)
         scores, ref_BT = scored.result(whole)
         batch = Batch(
             rollout=whole,
@@ -261,9 +273,8 @@ class PPOTrial:
             count = min(self.config.eval.prompts, len(self.eval_prompts.prompts))
             prompts = self.eval_prompts.take(0, count, seed)
             chunks = chunks_of(prompts, 1, self.config.rollout.chunk_size, seed, "eval")
-            sample = sample_and_score(
-                self.groups, chunks, self._context(self.iteration), self.config, self.pad_id
-            )
+            context, scoring = self._context(self.iteration), self._scoring(self.iteration, "eval")
+            sample = sample_and_score(self.groups["learner"], chunks, context, scoring, self.pad_id)
         return {f"eval/{name}": value for name, value in summarise(self.config, sample).items()}
 
     def _finish(self, phases: Phases, metrics: dict[str, float]) -> IterationMetrics:
@@ -299,12 +310,13 @@ class PPOTrial:
     def _busy(self, elapsed: float) -> dict[str, float]:
         """Busy shares of the roles, and how unevenly the nodes of the rollouts work."""
         rollouts = set(map(id, self.groups["rollout"].workers))
+        ahead = {id(w) for role in ("rollout", *self.early) for w in self.groups[role].workers}
         workers = {id(w): w for group in self.groups.values() for w in group.workers}
         seconds, nodes = dict.fromkeys(ROLES, 0.0), defaultdict[str, list[float]](list)
         for key, worker in workers.items():
             asked = self._usage.pop(key, None) or worker.usage(self.name)
-            if self.stream.ahead and key in rollouts and not asked.done():
-                # It samples the next batch; its answer counts in a later iteration.
+            if self.stream.ahead and key in ahead and not asked.done():
+                # It works on the next batch; its answer counts in a later iteration.
                 self._usage[key] = asked
                 continue
             usage = asked.result()

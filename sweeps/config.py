@@ -314,8 +314,8 @@ class NodeTypeConfig(Group):
 
 class ServicesConfig(Group):
     turn: int = option(
-        8,
-        "Chunks that a shared role answers one trial in a row; then it is the next trial's turn.",
+        64,
+        "Chunks of a batch that a shared role answers one trial at most before it is the next trial's turn.",
         unit="chunks",
         ge=1,
     )
@@ -348,6 +348,13 @@ class ClusterConfig(Group):
         True,
         "The processes of a trial stay for the next one with an equal placement, with models and libraries "
         "loaded; its numbers are bit for bit those of a trial in new processes.",
+    )
+    warm_shapes: int = option(
+        3,
+        "Sets of such processes that wait for a trial at most, of whatever placements; those idle for longest "
+        "make room for a trial that has none.",
+        ge=1,
+        le=1000,
     )
     affinity: Literal["none", "node", "gpu_domain", "zone"] | None = option(
         None, "Sets base.resources.affinity; null leaves it."

@@ -78,6 +78,8 @@ class SweepDriver:
         self._guards = make_guards(loaded.config.guards)
         self.waiting = Waiting()
         self.leftovers = Leftovers()
+        # What processes have reserved that wait for another trial.
+        self.idle: Mapping[str, float] = {}
         self.first_placement: tuple[str, Mapping[str, Any]] | None = None
         self._live: dict[str, TrialRecord] = {}
         self._plans: dict[str, PlacementPlan] = {}

@@ -90,7 +90,20 @@ def _held(driver: SweepDriver, settling: Collection[str], view: ClusterView) -> 
             asked.remove(bundles)
         else:
             parts += [bundle.amounts() for bundle in plan.bundles]
-    return total(parts)
+    return total([*parts, driver.idle])
+
+
+def waiting_for_room(
+    driver: SweepDriver, pending: Collection[str], view: ClusterView
+) -> dict[str, bool]:
+    """Of the pending trials those that have no place and that live nodes could hold; whether free ones cannot."""
+    waits = {}
+    for trial in pending:
+        plan = driver.plan(driver.records[trial])
+        asks = group_request(plan)["bundles"] in view.asked
+        if asks and find_shortfall(plan, driver.services.room(view.live)) is None:
+            waits[trial] = find_shortfall(plan, view.free) is not None
+    return waits
 
 
 def _looked(driver: SweepDriver, trial: str, view: ClusterView) -> Looked:

@@ -6,7 +6,7 @@ visible in that loop.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from threading import Lock
 from typing import Any, Protocol
@@ -142,13 +142,19 @@ class RoleGroup:
         self, method: str, calls: Sequence[tuple[CallContext, tuple[Any, ...]]]
     ) -> list[Future[Any]]:
         """One call for each item, dealt out in turn, without waiting."""
-        return [
-            self.workers[i % len(self.workers)].call(self.role, method, context, *args)
-            for i, (context, args) in enumerate(calls)
-        ]
+        return [self.turn(i, method, context, *args) for i, (context, args) in enumerate(calls)]
+
+    def turn(self, number: int, method: str, context: CallContext, *args: Any) -> Future[Any]:
+        """One call, on the worker whose turn it is at call ``number``."""
+        worker = self.workers[number % len(self.workers)]
+        return worker.call(self.role, method, context, *args)
 
     def map(
-        self, method: str, calls: Sequence[tuple[CallContext, tuple[Any, ...]]], ahead: int = 1
+        self,
+        method: str,
+        calls: Sequence[tuple[CallContext, tuple[Any, ...]]],
+        ahead: int = 1,
+        finished: Callable[[int, Any], None] = lambda _index, _result: None,
     ) -> list[Any]:
         """One call for each item, the next to whoever is free; results in item order.
 
@@ -158,10 +164,14 @@ class RoleGroup:
             method: Method of the role.
             calls: Context and arguments of each item.
             ahead: Calls a worker has at the same time.
+            finished: Told of each item when it is done, and its result.
         """
-        if method in self.joint:
-            return [self.together(method, c, *args).result() for c, args in calls]
         results: list[Any] = [None] * len(calls)
+        if method in self.joint:
+            for index, (context, args) in enumerate(calls):
+                results[index] = self.together(method, context, *args).result()
+                finished(index, results[index])
+            return results
         pending: dict[Future[Any], tuple[int, Worker]] = {}
         queue = iter(enumerate(calls))
 
@@ -180,6 +190,7 @@ class RoleGroup:
                 index, worker = pending.pop(future)
                 results[index] = future.result()
                 feed(worker)
+                finished(index, results[index])
         return results
 
 

@@ -5,8 +5,8 @@ The clock is passed in.
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
-from collections.abc import Hashable, Mapping
+from collections import Counter, OrderedDict, deque
+from collections.abc import Collection, Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
@@ -22,35 +22,45 @@ class Request(Generic[T]):
         size: Rows of its batch.
         key: Requests of equal keys can go through a model together; None: with no other.
         call: Whatever is to be done.
+        batch: Equal for requests that the caller needs together; a turn ends where another batch begins.
     """
 
     caller: str
     size: int
     key: Hashable
     call: T
+    batch: Hashable = None
 
 
 class FairQueue(Generic[T]):
     """Callers take turns, whoever came first and however much each asks; a caller's own requests keep their order.
 
+    A turn is one batch. Until it is over a caller keeps its place, also while it asks for nothing and others are
+    served in between: trials that sample at the same time would, one request each, all be done last. Once nobody
+    waits, turns begin anew.
+
     Args:
         most: Rows that may go through the model together; None: requests are not merged.
-        turn: Requests of one turn. Trials that ask at the same time would, one request each, all be done last.
+        turn: Most requests of one turn.
     """
 
     def __init__(self, most: int | None = None, turn: int = 1) -> None:
         self.most, self.turn = most, turn
-        # Requests of its turn that the first caller has had served.
-        self._served = 0
-        # In the order of their turns; a caller is here while it has requests.
+        # What each caller has waiting, in the order of their turns.
         self._waiting: OrderedDict[str, deque[Request[T]]] = OrderedDict()
+        # Requests of its turn that a caller has had served, and their batch.
+        self._served: Counter[str] = Counter()
+        self._batch: dict[str, Hashable] = {}
 
     def __len__(self) -> int:
         return sum(map(len, self._waiting.values()))
 
     def put(self, request: Request[T]) -> None:
-        """A caller that has nothing waiting gets the last turn."""
-        self._waiting.setdefault(request.caller, deque()).append(request)
+        """A caller that has no turn gets the last one."""
+        own = self._waiting.setdefault(request.caller, deque())
+        own.append(request)
+        if len(own) == 1 and self._batch.get(request.caller, request.batch) != request.batch:
+            self._end_turn(request.caller)
 
     def take(self) -> list[Request[T]]:
         """What is served next: the first request of the caller whose turn it is, and what is merged with it.
@@ -58,36 +68,45 @@ class FairQueue(Generic[T]):
         Merged is what the callers after it ask first, in turn and around again, while it fits. Empty where nothing
         waits.
         """
-        if not self._waiting:
+        first = self._caller(())
+        if first is None:
             return []
-        self._served += 1
-        taken = [self._next(next(iter(self._waiting)), stays=self._served < self.turn)]
+        taken = [self._next(first)]
         room = 0 if self.most is None or taken[0].key is None else self.most - taken[0].size
         passed: set[str] = set()
-        while True:
-            caller = next((c for c in self._waiting if c not in passed), None)
-            if caller is None or room <= 0:
-                return taken
-            first = self._waiting[caller][0]
-            if first.key == taken[0].key and first.size <= room:
-                room -= first.size
-                taken.append(self._next(caller))
+        while room > 0 and (caller := self._caller(passed)) is not None:
+            request = self._waiting[caller][0]
+            if request.key == taken[0].key and request.size <= room:
+                room -= request.size
+                taken.append(self._next(caller, merged=True))
             else:
                 passed.add(caller)
+        if not len(self):
+            for state in (self._waiting, self._served, self._batch):
+                state.clear()
+        return taken
 
-    def _next(self, caller: str, *, stays: bool = False) -> Request[T]:
-        """The caller's first request; its next turn is the last one, unless its turn goes on."""
-        first = next(iter(self._waiting)) == caller
+    def _caller(self, passed: Collection[str]) -> str | None:
+        """The first in turn that has a request waiting."""
+        return next((c for c, own in self._waiting.items() if own and c not in passed), None)
+
+    def _next(self, caller: str, *, merged: bool = False) -> Request[T]:
+        """The caller's first request; its next turn is the last one, once this one is over."""
         own = self._waiting[caller]
         request = own.popleft()
-        if own and stays:
-            return request
-        del self._waiting[caller]
+        self._served[caller] += 1
+        self._batch[caller] = request.batch
+        over = bool(own) and own[0].batch != request.batch
+        if merged or over or self._served[caller] >= self.turn:
+            self._end_turn(caller)
+        return request
+
+    def _end_turn(self, caller: str) -> None:
+        self._served.pop(caller, None)
+        self._batch.pop(caller, None)
+        own = self._waiting.pop(caller)
         if own:
             self._waiting[caller] = own
-        if first:
-            self._served = 0
-        return request
 
 
 @dataclass

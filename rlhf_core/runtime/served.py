@@ -55,7 +55,8 @@ class ServedRole:
             answer.set_exception(ServiceError(f"{self.order.name}: it has no role {role!r}"))
             return answer
         call = Call(method, context, args, answer)
-        request = Request(context.caller, size_of(args), key_of(method, args), call)
+        key, batch = key_of(method, args), context.seed
+        request = Request(context.caller, size_of(args), key, call, batch)
         with self._changed:
             self._meter.enter(context.caller, time.monotonic())
             self._queue.put(request)

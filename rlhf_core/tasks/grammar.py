@@ -121,6 +121,7 @@ def score(text: str) -> float:
     return min(SCORE_RANGE[1], max(SCORE_RANGE[0], total))
 
 
+@functools.cache
 def fingerprint() -> str:
     """Changes whenever the grammar or the score does; caches of built tasks are keyed by it."""
     rng = random.Random(0)

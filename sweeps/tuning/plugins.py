@@ -22,6 +22,7 @@ from sweeps.driver import SweepDriver
 from sweeps.outcomes import Outcome
 from sweeps.steering import steer
 from sweeps.tuning import cluster
+from sweeps.tuning.idle import IdleWatch
 from sweeps.tuning.turns import controller_of, next_in_line
 
 logger = logging.getLogger(__name__)
@@ -109,6 +110,7 @@ class SweepScheduler(_Plugin, FIFOScheduler):
         super().__init__()
         self.key = key
         self._watched = 0.0
+        self._idle = IdleWatch()
 
     @never_raise(default=TrialScheduler.CONTINUE)
     def on_trial_result(self, tune_controller: Any, trial: Trial, result: dict[str, Any]) -> str:
@@ -122,6 +124,7 @@ class SweepScheduler(_Plugin, FIFOScheduler):
     def choose_trial_to_run(self, tune_controller: Any) -> Trial | None:
         """Called at every step of the controller, the only place from which a waiting trial can be ended."""
         now = time.monotonic()
+        self._idle.install(tune_controller, self.driver.loaded.config.cluster.warm_shapes)
         if now - self._watched >= WATCH_EVERY_S:
             self._watched = now
             self._watch(tune_controller, now)
@@ -144,6 +147,7 @@ class SweepScheduler(_Plugin, FIFOScheduler):
         live = tune_controller.get_live_trials()
         pending = {name_of(trial): trial for trial in live if trial.status == Trial.PENDING}
         types = cluster.node_types(self.driver.loaded.config.cluster)
+        self._idle.look(self.driver, pending.keys(), lambda: cluster.view(types), now)
         ended = self.driver.watch(pending.keys(), lambda: cluster.view(types), now)
         for name in [*ended, *steer(self.driver, pending.keys() - {*ended})]:
             tune_controller.stop_trial(pending[name])

@@ -3,6 +3,8 @@
 Modelled: the clock. 8 trials of the default template with 2 rollouts run on 8 logical nodes x 2 GPUs in a
 simulation of events, with the declared seconds of each phase below and seeded noise, equal on both sides.
 Real in it: the plans, which trials the nodes hold at once, and the queue that decides whom a service serves next.
+Chunks of a batch are sampled one after the other, evenly over its generation, and on both sides each is scored
+from then on, as the trial loop does with frozen roles in places of their own.
 Services with parts of one GPU take turns on it: two that are busy at once are each half as fast.
 A trial's bill is its GPUs from its start to its end, waiting for services included; a service's is its GPUs for
 the whole sweep, idle or not. ``ratio`` is the bill without sharing over the bill with it, target 1 / 0.65.
@@ -25,6 +27,7 @@ import statistics
 import tempfile
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -64,6 +67,7 @@ class Simulation:
         nodes: What there is.
         turn: Requests of one turn of a service.
         seed: Of the noise.
+        early: Whether a chunk is scored from when it is sampled on; otherwise once the whole batch is.
     """
 
     plan: PlacementPlan
@@ -71,17 +75,18 @@ class Simulation:
     nodes: Sequence[Node]
     turn: int
     seed: int
+    early: bool = True
     now: float = 0.0
     spans: list[float] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self._events: list[tuple[float, int, Any]] = []
         self._order = itertools.count()
-        self._queues: dict[str, FairQueue[Any]] = {r: FairQueue(turn=self.turn) for r in FROZEN}
+        self._queues: dict[str, FairQueue[Any]] = defaultdict(lambda: FairQueue(turn=self.turn))
         # Services that fit on one device together are put there.
         together = sum(plan.total("gpus") for plan in self.services.values()) <= 1
-        self._device = {role: "both" if together else role for role in FROZEN}
-        self._busy = dict.fromkeys(self._device.values(), False)
+        self._device = dict.fromkeys(self.services, "both") if together else {}
+        self._busy: set[str] = set()
         self._next = iter(range(TRIALS))
         rest = left(self.nodes, self.services.values())
         self.at_once = trials_at_once(self.plan, rest)
@@ -115,40 +120,41 @@ class Simulation:
             self._start()
             return
         generate = self._lasts(trial, iteration, "generate")
-        self._after(generate, partial(self._score, trial, iteration, born))
+        each = {role: self._lasts(trial, iteration, role) / CHUNKS for role in FROZEN}
+        left_over = CHUNKS * len(FROZEN)
 
-    def _score(self, trial: int, iteration: int, born: float) -> None:
-        open_parts = dict.fromkeys(FROZEN, CHUNKS)
-
-        def scored(role: str) -> None:
-            open_parts[role] -= 1
-            if not any(open_parts.values()):
+        def scored() -> None:
+            nonlocal left_over
+            left_over -= 1
+            if not left_over:
                 train = self._lasts(trial, iteration, "train")
                 self._after(train, partial(self._iterate, trial, iteration + 1, born))
 
-        for role in FROZEN:
-            each = self._lasts(trial, iteration, role) / CHUNKS
-            for chunk in range(CHUNKS):
-                if role in self.services:
-                    call = (each, partial(scored, role))
-                    self._queues[role].put(Request(str(trial), 1, None, call))
-                else:
-                    self._after(each * (chunk + 1), partial(scored, role))
-            self._serve(role)
+        for chunk in range(CHUNKS):
+            done = generate * (chunk + 1) / CHUNKS if self.early else generate
+            for role, seconds in each.items():
+                self._after(done, partial(self._ask, trial, iteration, role, (seconds, scored)))
 
-    def _serve(self, role: str) -> None:
-        if self._busy[self._device[role]]:
+    def _ask(self, trial: int, iteration: int, role: str, call: Any) -> None:
+        # A role of the trial's own has a queue that nobody else asks.
+        server = role if role in self.services else f"{role} {trial}"
+        self._queues[server].put(Request(str(trial), 1, None, call, iteration))
+        self._serve(server)
+
+    def _serve(self, server: str) -> None:
+        device = self._device.get(server, server)
+        if device in self._busy:
             return
-        for request in self._queues[role].take():
-            self._busy[self._device[role]] = True
+        for request in self._queues[server].take():
+            self._busy.add(device)
             seconds, answer = request.call
-            self._after(seconds, partial(self._served, role, answer))
+            self._after(seconds, partial(self._served, server, answer))
 
-    def _served(self, role: str, answer: Any) -> None:
-        self._busy[self._device[role]] = False
+    def _served(self, server: str, answer: Any) -> None:
+        self._busy.discard(self._device.get(server, server))
         answer()
         # Whoever shares the device comes first, so that they take turns.
-        for other in sorted(FROZEN, key=lambda name: name == role):
+        for other in [*(name for name in self._device if name != server), server]:
             self._serve(other)
 
 
@@ -159,7 +165,9 @@ def config(shared: bool, **more: Any) -> TrialConfig:
     return apply(TrialConfig(), {**base, **roles, **more})
 
 
-def bills(nodes: Sequence[Node], gpus: float, turn: int, repeats: int) -> dict[str, Any]:
+def bills(
+    nodes: Sequence[Node], gpus: float, turn: int, repeats: int, early: bool = True
+) -> dict[str, Any]:
     """Bills with and without sharing where a service has ``gpus`` GPUs."""
     more = {f"resources.roles.{role}.gpus": gpus for role in FROZEN}
     with_it, without = config(True, **more), config(False)
@@ -167,8 +175,8 @@ def bills(nodes: Sequence[Node], gpus: float, turn: int, repeats: int) -> dict[s
     assert all(assign(plan, nodes) for plan in services.values())
     found: dict[str, Any] = {"ours": [], "theirs": []}
     for seed in range(repeats):
-        ours = Simulation(plan_trial(with_it), services, nodes, turn, seed)
-        theirs = Simulation(plan_trial(without), {}, nodes, turn, seed)
+        ours = Simulation(plan_trial(with_it), services, nodes, turn, seed, early)
+        theirs = Simulation(plan_trial(without), {}, nodes, turn, seed, early)
         found["ours"].append(ours.run())
         found["theirs"].append(theirs.run())
     found["concurrent"] = [ours.at_once, theirs.at_once]
@@ -241,6 +249,8 @@ def main() -> None:
         "half_a_gpu_each": bills(NODES, 0.5, turn, repeats),
         "a_quarter_each": bills(NODES, 0.25, turn, repeats),
         "eight_at_once": bills(ROOMY, 1.0, turn, repeats),
+        "scored_when_all_is_sampled": bills(NODES, 1.0, turn, repeats, early=False),
+        "eight_at_once_when_all_is_sampled": bills(ROOMY, 1.0, turn, repeats, early=False),
     }
     resident = None
     if not args.quick:

@@ -22,7 +22,13 @@ from rlhf_core.models.weights import Bucket, checksum
 from rlhf_core.roles.functions import RewardFunctionError
 from rlhf_core.runtime.base import gather
 from rlhf_core.runtime.local import LocalRuntime
-from rlhf_core.runtime.placement import Bundle, PlacementPlan, WorkerPlace, plan_placement
+from rlhf_core.runtime.placement import (
+    Bundle,
+    PlacementPlan,
+    WorkerPlace,
+    plan_placement,
+    plan_trial,
+)
 from rlhf_core.trial import PPOTrial
 from rlhf_core.types import CallContext, Chunk, Experience, Prompt
 
@@ -77,6 +83,9 @@ def _config(zoo: Zoo, **values: Any) -> TrialConfig:
 def _plan(kind: str, config: TrialConfig, ranks: int = 1) -> PlacementPlan:
     if kind == "fused":
         return plan_placement(config.resources)
+    if kind == "apart":
+        # Each role in places of its own.
+        return plan_trial(apply(config, {"resources.layout": "split"}))
     # Few processes start quickly: two rollout workers, and one for each rank that hosts the other roles too.
     bundles = (
         Bundle("head", 0.1, 0.0, 0.0),
@@ -187,12 +196,12 @@ def test_sampling_ahead_gives_the_same_numbers_wherever_it_runs(
         reward__workers=0, budget__iterations=4, rollout__partial_tokens=partial,
     )  # fmt: skip
     runs = []
-    for kind in ("fused", "split"):
+    for kind in ("fused", "split", "apart"):
         plan = _plan(kind, config)
         trial = PPOTrial(config, LocalRuntime(config, plan), plan)
         runs.append([repeatable(m.values) for m in trial])
         trial.close()
-    assert runs[0] == runs[1]
+    assert runs[0] == runs[1] == runs[2]
     found = [metrics["staleness/max"] for metrics in runs[0][1:]]
     # Later ones depend on how long the responses are where they are continued.
     assert found[: len(largest)] == largest

@@ -126,6 +126,24 @@ class ScriptTrial:
         return None
 
 
+class WarmGpuProgram(GpuScriptProgram):
+    """The same, one trial after the other in a process; it tells which."""
+
+    warm = True
+
+    def start(self, context: TrialContext) -> WarmGpuTrial:
+        return WarmGpuTrial(self.resolve(context.base, context.params))
+
+
+class WarmGpuTrial(ScriptTrial):
+    def restart(self, context: TrialContext) -> bool:
+        self.config, self.step = {**self.config, **context.params}, 0
+        return True
+
+    def placement(self) -> dict[str, Any]:
+        return {**super().placement(), "pid": os.getpid()}
+
+
 class DiaryProgram(ScriptProgram):
     """The same with checkpoints: each trial notes its steps in ``diary``, a file, before they are reported."""
 

@@ -171,7 +171,7 @@ def disturb(out: Path, iteration: int, kill: Callable[[dict[str, Any]], None]) -
     """Calls ``kill`` with the placement once the trial has come to ``iteration``."""
 
     def watch() -> None:
-        metrics, deadline = out / "trials/t0000/metrics.jsonl", time.monotonic() + 120
+        metrics, deadline = out / "trials/t0000/metrics.jsonl", time.monotonic() + 900
         while time.monotonic() < deadline:
             if metrics.exists() and metrics.read_text().count("\n") > iteration:
                 kill(json.loads((out / "trials/t0000/placement.json").read_text()))

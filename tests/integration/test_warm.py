@@ -11,7 +11,7 @@ from curves import curve
 
 import analysis
 
-pytestmark = [pytest.mark.ray, pytest.mark.long]
+pytestmark = pytest.mark.ray
 FUNCTIONS = [f"sweep_helpers:{name}" for name in ("brevity", "broken", "letters")]
 # Three role processes start quickly.
 BASE: dict[str, Any] = {
@@ -24,6 +24,32 @@ BASE: dict[str, Any] = {
 }
 
 
+def test_several_shapes_stay_idle_until_one_is_in_the_way(runner: Any, tmp_path: Path) -> None:
+    """On two nodes of 4 GPUs a trial of 4 and one of 3 have a place at once, one of 2 once another is gone."""
+    out, gpus = tmp_path / "run", (4, 3, 4, 2, 4)
+    runner.run(
+        {
+            "program": "sweep_helpers:WarmGpuProgram",
+            "base": {"steps": 1},
+            "space": {"gpus": {"choice": [2, 3, 4]}},
+            "search": {
+                "trials": len(gpus), "max_concurrent": 1, "sampler": "random",
+                "objective": "script/loss", "direction": "minimize",
+                "points": [{"gpus": count} for count in gpus],
+            },
+        },
+        out,
+    )  # fmt: skip
+    sweep = analysis.load(out)
+    assert sweep.trials["outcome"].tolist() == ["completed"] * len(gpus)
+    assert "warning" not in sweep.events
+    places = [out / f"trials/t000{i}/placement.json" for i in range(len(gpus))]
+    four, three, again, two, last = [json.loads(place.read_text())["pid"] for place in places]
+    assert four == again == last
+    assert len({four, three, two}) == 3
+
+
+@pytest.mark.long
 def test_a_warm_sweep_is_a_cold_one_bit_for_bit(
     runner: Any, builtin_task: Path, tmp_path: Path
 ) -> None:

@@ -7,7 +7,7 @@ a share of it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -93,6 +93,11 @@ class PlacementPlan:
     def group(self, name: str) -> tuple[WorkerPlace, ...]:
         """Workers that host the role ``name``, in order."""
         return tuple(worker for worker in self.workers if name in worker.roles)
+
+    def sits_apart(self, role: str, others: Collection[str]) -> bool:
+        """Whether no role but ``others`` has a part of the bundles of ``role``; it may have none itself."""
+        own = {worker.bundle for worker in self.group(role)}
+        return all(set(w.roles) <= {*others} for w in self.workers if w.bundle in own)
 
     def share(self, worker: WorkerPlace) -> Share:
         """What ``worker`` is given."""

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlhf_core.batches import PartialBatches, Response, as_rollout
+from rlhf_core.batches import OnChunk, PartialBatches, Response, as_rollout
 from rlhf_core.config import TrialConfig, apply, resolve_trial
 from rlhf_core.errors import ConfigError
 from rlhf_core.types import Chunk, Prompt, Rollout
@@ -37,14 +37,17 @@ class Sampler:
         self.length, self.version = length, 0
         self.turns: list[list[list[tuple[int, int]]]] = []
 
-    def __call__(self, chunks: Sequence[Chunk]) -> list[Rollout]:
+    def __call__(self, chunks: Sequence[Chunk], sampled: OnChunk) -> list[Rollout]:
         self.turns.append(
             [
                 [(p.tokens[0], len(b)) for p, b in zip(c.prompts, c.begun, strict=True)]
                 for c in chunks
             ]
         )
-        return [self._sample(chunk) for chunk in chunks]
+        parts = [self._sample(chunk) for chunk in chunks]
+        for index, (chunk, part) in enumerate(zip(chunks, parts, strict=True)):
+            sampled(index, chunk, part)
+        return parts
 
     def _sample(self, chunk: Chunk) -> Rollout:
         grown, prompts = [], []
@@ -72,7 +75,12 @@ def run(batches: PartialBatches, sampler: Sampler, numbers: Iterable[int]) -> li
     found = []
     for number in numbers:
         sampler.version = number
-        found.append(batches.sample(number, sampler).rollout(PAD))
+        told: list[tuple[int, Chunk, Rollout]] = []
+        sample = batches.sample(number, sampler, lambda *chunk, told=told: told.append(chunk))
+        # Of what the batch takes and nothing else, however many turns that was.
+        assert [index for index, _, _ in told] == [*range(len(sample.chunks))]
+        assert all(chunk is sample.chunks[i] and part is sample.parts[i] for i, chunk, part in told)
+        found.append(sample.rollout(PAD))
     return found
 
 

@@ -58,7 +58,7 @@ def test_what_a_transport_or_an_interval_cannot_do_is_refused() -> None:
 
 def test_waiting_batches_of_another_format_are_refused() -> None:
     nobody: Any = None
-    stream = RolloutStream(nobody, nobody, nobody, nobody, ahead=0, interval=1, last=1)
+    stream = RolloutStream(nobody, nobody, nobody, nobody, nobody, ahead=0, interval=1, last=1)
     stream.batches = SimpleNamespace(chunks=lambda number, positions: [], load=None)  # type: ignore[assignment]
     with pytest.raises(CheckpointError, match=r"wait for iteration 4 cannot be read: .*versions_B"):
         stream.restart(3, 3, {"3.0.versions_B": torch.zeros(1)})

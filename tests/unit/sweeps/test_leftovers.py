@@ -90,6 +90,14 @@ def test_what_running_trials_hold_is_no_leak(tmp_path: Path, ended: SweepDriver)
     assert warnings(tmp_path) == []
 
 
+def test_what_waits_for_another_trial_is_no_leak(tmp_path: Path, ended: SweepDriver) -> None:
+    ended.idle = {"CPUs": 1.0, "GPUs": 0.5}
+    for now in (0.0, 6.0, 12.0, 18.0):
+        ended.watch([], lambda: view(13.0, 0.25), now)
+    told = "0.25 GPUs are in use that no trial of the sweep holds"
+    assert warnings(tmp_path) == [("t0000", told)]
+
+
 def test_a_trial_whose_group_waits_for_the_leak_does_not_hide_it(tmp_path: Path) -> None:
     driver = make(tmp_path)
     driver.leftovers.before = view(16.0, 1.0).used

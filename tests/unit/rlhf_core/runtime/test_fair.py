@@ -45,6 +45,33 @@ def test_a_turn_can_have_several_requests_and_ends_early_where_there_are_no_more
     assert order == "aabbcaaba"
 
 
+def test_a_turn_is_a_batch_and_is_kept_while_its_caller_asks_for_nothing() -> None:
+    queue: FairQueue[int] = FairQueue(turn=9)
+    asked = iter(range(100))
+
+    def put(*requests: str) -> None:
+        for caller, batch in requests:
+            queue.put(Request(caller, 1, "k", next(asked), batch))
+
+    def take(count: int) -> str:
+        return "".join(request.caller for _ in range(count) for request in queue.take())
+
+    put("a1", "b1", "b1", "c1")
+    # In its pause others are served, and then it goes on.
+    assert take(2) == "ab"
+    put("a1", "a1")
+    assert take(2) == "aa"
+    # What is next of another batch waits for everybody's turn, whether its turn was over by then or not.
+    put("a2", "b2")
+    assert take(4) == "bcab"
+    put("c1", "a1", "b1", "a2")
+    assert take(4) == "caba"
+    assert len(queue) == 0
+    # With nobody waiting it begins anew.
+    put("b1", "a1")
+    assert take(2) == "ba"
+
+
 def test_a_caller_that_comes_late_does_not_wait_for_what_others_have_queued() -> None:
     queue = _queue([("a", 1)] * 100)
     assert [r.caller for r in queue.take()] == ["a"]
