@@ -18,7 +18,7 @@ from torch import Tensor
 from rlhf_core.batches import Batches
 from rlhf_core.errors import CheckpointError
 from rlhf_core.evaluation import Sample
-from rlhf_core.runtime.base import RoleGroup, Runtime
+from rlhf_core.runtime.base import RoleGroup, Runtime, gather
 from rlhf_core.types import CallContext, Chunk, Rollout
 
 # Names of a checkpoint's tensors: where the prompts of a batch stand, and what is under way.
@@ -66,6 +66,7 @@ class RolloutStream:
         ahead: Batches that may wait; 0 samples when asked.
         interval: Iterations between deliveries.
         last: Batches of the whole trial; none beyond is sampled.
+        rests: Whether the rollouts give up memory after each batch.
 
     Attributes:
         held: Weight version that the rollouts hold.
@@ -81,8 +82,9 @@ class RolloutStream:
         ahead: int,
         interval: int,
         last: int,
+        rests: bool = False,
     ) -> None:
-        self.runtime, self.group = runtime, group
+        self.runtime, self.group, self.rests = runtime, group, rests
         self.batches, self.context = batches, context
         self.ahead, self.interval, self.last = ahead, interval, last
         self.next = 0
@@ -182,6 +184,8 @@ class RolloutStream:
             return parts
 
         sample = self.batches.sample(number, generate)
+        if self.rests:
+            gather(self.group.call_all("rest", context))
         seconds = time.perf_counter() - loaded
         return Sampled(sample, seconds, loaded - start, tokens)
 

@@ -13,14 +13,14 @@ if TYPE_CHECKING:
 class VllmConfig(Group):
     gpu_memory_utilization: float | None = option(
         None,
-        "Part of a GPU's memory that the engine takes, of the host's where it runs on a CPU; null: its weights and "
-        "a cache that holds a whole chunk.",
+        "Part of a GPU's memory that vLLM takes, of the host's where it runs on a CPU; null: its weights and a cache "
+        "for a whole chunk.",
         gt=0,
         le=1,
     )
     enforce_eager: bool | None = option(
         None,
-        "Layers are called one by one and never compiled: a start of seconds, slower sampling; null: on CPUs only.",
+        "Layers are called one by one, none is compiled: a start of seconds, slower sampling; null: on CPUs only.",
     )
 
 
@@ -33,8 +33,8 @@ def rests_between_batches(config: TrialConfig) -> bool:
         return resources.roles.fused.gpus > 0
     if resources.layout == "split" or not resources.roles.rollout.gpus:
         return False
-    together = [set(s.roles) & set(config.roles) for s in resources.colocate if "rollout" in s.roles]
-    return any(len(roles) > 1 for roles in together)
+    sharing = next((s.roles for s in resources.colocate if "rollout" in s.roles), ())
+    return len(set(sharing) & set(config.roles)) > 1
 
 
 def broken_generation_rules(config: TrialConfig) -> list[str]:
@@ -72,6 +72,6 @@ def _broken_share(config: TrialConfig) -> list[str]:
     if given is None or taken <= given:
         return []
     return [
-        f"rollout.vllm.gpu_memory_utilization must be at most the {given:g} of resources.roles.rollout.{key}, which "
-        f"is the part of a GPU that a worker has, but is {taken:g}; lower it or raise that"
+        f"rollout.vllm.gpu_memory_utilization must be at most the {given:g} of resources.roles.rollout.{key}, the "
+        f"part of a GPU that a worker has, but is {taken:g}; lower it or raise that"
     ]

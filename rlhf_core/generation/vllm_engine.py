@@ -1,8 +1,8 @@
 """vLLM behind the interface of ``generation.engine``: in this very process, with weights delivered in place.
 
-The owner's model is what weights are delivered to; vLLM has its own copy in the layout its kernels want, and takes
-the owner's weights over, adapters merged, tensor by tensor. So what arrives is proven before vLLM sees any of it, and
-checkpoints and replacements need nothing from vLLM.
+Weights are delivered to the owner's model; vLLM has its own copy in the layout its kernels want, and takes the
+owner's over, adapters merged, tensor by tensor. So what arrives is proven before vLLM sees any of it, and checkpoints
+and replacements need nothing from vLLM.
 """
 
 from __future__ import annotations
@@ -48,10 +48,14 @@ class VllmEngine:
         self.model, self.device = model, device
         self.temperature = config.rollout.temperature
         self.sleeps = device.type == "cuda" and rests_between_batches(config)
-        self.asleep = self.stale = False
+        self.asleep = False
         vllm = import_vllm()
         options = engine_options(
-            config, shape_of(source), positions(model), on_gpu=device.type == "cuda", sleeps=self.sleeps
+            config,
+            shape_of(source),
+            positions(model),
+            on_gpu=device.type == "cuda",
+            sleeps=self.sleeps,
         )
         with _process_as_it_was(), _in_one_line(source):
             self.llm = vllm.LLM(model=source, **options)
@@ -67,15 +71,8 @@ class VllmEngine:
         self._wake()
         asked = [{"prompt_token_ids": list(prompt)} for prompt in prompts]
         params = [self.params(**one) for one in request_options(sampling, seed, len(prompts))]
-        answers = [answer.outputs[0] for answer in self.llm.generate(asked, params, use_tqdm=False)]
-        rows = [
-            (
-                list(answer.token_ids),
-                [places[token].logprob for token, places in zip(answer.token_ids, answer.logprobs, strict=True)],
-            )
-            for answer in answers
-        ]
-        return drawn(rows, sampling.pad_id)
+        answers = self.llm.generate(asked, params, use_tqdm=False)
+        return drawn([_row(answer.outputs[0]) for answer in answers], sampling.pad_id)
 
     def refresh(self) -> None:
         """Takes the model's weights over; while asleep, as soon as it wakes.
@@ -83,16 +80,15 @@ class VllmEngine:
         Raises:
             RlhfError: If there is no weight for one of vLLM's parameters.
         """
-        self.stale = True
         if not self.asleep:
             self._take()
 
     def rest(self) -> None:
-        """Frees weights and cache of the GPU, where others of it compute meanwhile; on a CPU there is nothing to free."""
+        """Frees weights and cache on a GPU that others compute on meanwhile; vLLM has no such thing on a CPU."""
         if self.sleeps and not self.asleep:
             # Level 2 keeps no copy: the owner's model is one.
             self.llm.sleep(level=2)
-            self.asleep = self.stale = True
+            self.asleep = True
 
     def close(self) -> None:
         """Ends the engine and its process group."""
@@ -122,7 +118,6 @@ class VllmEngine:
                 f"rollout: vLLM did not take {', '.join(missing[:3])} from the delivered weights; use "
                 "rollout.engine 'native' with this model"
             )
-        self.stale = False
 
     def _adapt(self, model: Any) -> None:
         """Has vLLM's model tell which parameters it took, and give logits at the trial's temperature."""
@@ -140,6 +135,12 @@ class VllmEngine:
         model.load_weights = told
         if temperature != 1:
             model.compute_logits = scaled
+
+
+def _row(answer: Any) -> tuple[list[int], list[float]]:
+    """Tokens and their log-probabilities; an answer may tell those of other tokens, too."""
+    told = zip(answer.token_ids, answer.logprobs, strict=True)
+    return list(answer.token_ids), [places[token].logprob for token, places in told]
 
 
 def import_vllm() -> Any:

@@ -25,7 +25,12 @@ ITEM_BYTES = {"float32": 4, "bfloat16": 2}
 
 
 def engine_options(
-    config: TrialConfig, shape: ModelShape | None, positions: int | None, *, on_gpu: bool, sleeps: bool
+    config: TrialConfig,
+    shape: ModelShape | None,
+    positions: int | None,
+    *,
+    on_gpu: bool,
+    sleeps: bool,
 ) -> dict[str, Any]:
     """Arguments of ``vllm.LLM`` beside the model.
 
@@ -37,7 +42,10 @@ def engine_options(
         sleeps: Whether it is to give up its memory between batches.
     """
     own = config.rollout.vllm
-    rows, longest = rows_at_once(config), config.data.max_prompt_tokens + config.rollout.max_new_tokens
+    rows, longest = (
+        rows_at_once(config),
+        config.data.max_prompt_tokens + config.rollout.max_new_tokens,
+    )
     options: dict[str, Any] = {
         "dtype": config.model.dtype,
         "seed": 0,

@@ -173,6 +173,7 @@ class RolloutRole(Member):
         """Reads weights back, with the version they had."""
         tensors = load_part(open_store(uri), entry)
         copy_into(self.model, tensors, entry, "rollout")
+        self.version = None
         self.engine.refresh()
         self.version = int(entry["version"])
 
