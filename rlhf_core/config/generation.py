@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 class VllmConfig(Group):
     gpu_memory_utilization: float | None = option(
         None,
-        "Part of a GPU's memory that vLLM takes, of the host's where it runs on a CPU; null: its weights and a cache "
-        "for a whole chunk.",
+        "Part of a GPU's memory that vLLM takes, of the host's where it runs on a CPU; null: its weights and a "
+        "cache for a whole chunk.",
         gt=0,
         le=1,
     )

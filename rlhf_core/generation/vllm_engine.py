@@ -1,15 +1,14 @@
 """vLLM behind the interface of ``generation.engine``: in this very process, with weights delivered in place.
 
 Weights are delivered to the owner's model; vLLM has its own copy in the layout its kernels want, and takes the
-owner's over, adapters merged, tensor by tensor. So what arrives is proven before vLLM sees any of it, and checkpoints
-and replacements need nothing from vLLM.
+owner's over, adapters merged, tensor by tensor. So what arrives is proven before vLLM sees any of it, and
+checkpoints and replacements need nothing from vLLM.
 """
 
 from __future__ import annotations
 
 import contextlib
 import gc
-import importlib.util
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
@@ -21,12 +20,11 @@ from rlhf_core.config.generation import rests_between_batches
 from rlhf_core.config.trial import TrialConfig
 from rlhf_core.errors import ConfigError, RlhfError
 from rlhf_core.generation.sampler import Sampling
+from rlhf_core.generation.vllm_checks import INSTALL, MISSING, is_installed
 from rlhf_core.generation.vllm_requests import drawn, engine_options, request_options
 from rlhf_core.models.load import positions
 from rlhf_core.models.lora import plain_weights
 from rlhf_core.models.size import shape_of
-
-INSTALL = "install it with pip install 'rlhf-sweeps[vllm]'"
 
 
 class VllmEngine:
@@ -50,6 +48,7 @@ class VllmEngine:
         self.sleeps = device.type == "cuda" and rests_between_batches(config)
         self.asleep = False
         vllm = import_vllm()
+        _check_build(vllm, device)
         options = engine_options(
             config,
             shape_of(source),
@@ -153,8 +152,8 @@ def import_vllm() -> Any:
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     os.environ["VLLM_NO_USAGE_STATS"] = "1"
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
-    if importlib.util.find_spec("vllm") is None:
-        raise ConfigError(f"rollout.engine: 'vllm' is not installed; {INSTALL}, or use 'native'")
+    if not is_installed():
+        raise ConfigError(MISSING)
     try:
         import vllm
     except ImportError as error:
@@ -162,6 +161,16 @@ def import_vllm() -> Any:
             f"rollout.engine: 'vllm' cannot be imported ({_first_line(error)}); {INSTALL}, or use 'native'"
         ) from error
     return vllm
+
+
+def _check_build(vllm: Any, device: torch.device) -> None:
+    """Refuses a vLLM that would compute elsewhere: where it does depends on how it was built."""
+    built = vllm.platforms.current_platform.device_type
+    if built != device.type:
+        raise ConfigError(
+            f"rollout.engine: the vLLM that is installed computes on {built!r}, but the rollouts have "
+            f"{device.type!r}; install the one for it, give the rollouts another device, or use 'native'"
+        )
 
 
 @contextlib.contextmanager
