@@ -13,15 +13,13 @@ import torch
 from torch import Tensor
 
 from rlhf_core.config.trial import TrialConfig
+from rlhf_core.generation.blocks import CPU_BLOCK, engine_cache, longest_row, rows_at_once
 from rlhf_core.generation.sampler import Sampling
 from rlhf_core.models.size import ModelShape
 from rlhf_core.seeding import derive
 
-# Tokens in a block of the cache: what vLLM's kernels for CPUs want, and a multiple of what those for GPUs take.
-CPU_BLOCK, GPU_BLOCK = 32, 64
 # With a cache of a given size vLLM only asks whether this part of the GPU is free when it starts.
 LEAST = 0.01
-ITEM_BYTES = {"float32": 4, "bfloat16": 2}
 
 
 def engine_options(
@@ -41,16 +39,12 @@ def engine_options(
         on_gpu: Whether it computes on a GPU.
         sleeps: Whether it is to give up its memory between batches.
     """
-    own = config.rollout.vllm
-    rows, longest = (
-        rows_at_once(config),
-        config.data.max_prompt_tokens + config.rollout.max_new_tokens,
-    )
+    own, longest = config.rollout.vllm, longest_row(config)
     options: dict[str, Any] = {
         "dtype": config.model.dtype,
         "seed": 0,
         "max_model_len": longest if positions is None else min(longest, positions),
-        "max_num_seqs": rows,
+        "max_num_seqs": rows_at_once(config),
         "enforce_eager": not on_gpu if own.enforce_eager is None else own.enforce_eager,
         "enable_sleep_mode": sleeps,
         # Blocks computed by one batch would make the numbers of the next depend on it.
@@ -68,31 +62,9 @@ def engine_options(
     if own.gpu_memory_utilization is not None:
         options["gpu_memory_utilization"] = own.gpu_memory_utilization
     elif shape is not None:
-        block = GPU_BLOCK if on_gpu else CPU_BLOCK
-        item = ITEM_BYTES[config.model.dtype]
-        options["kv_cache_memory_bytes"] = cache_bytes(shape, rows, longest, block, item)
+        options["kv_cache_memory_bytes"] = engine_cache(config, shape)
         options["gpu_memory_utilization"] = LEAST
     return options
-
-
-def rows_at_once(config: TrialConfig) -> int:
-    """Responses of the largest chunk."""
-    rollout = config.rollout
-    partial = rollout.partial_tokens is not None
-    prompts = rollout.prompts_under_way if partial else rollout.prompts_per_iteration
-    return min(rollout.chunk_size, prompts) * rollout.samples_per_prompt
-
-
-def cache_bytes(shape: ModelShape, rows: int, longest: int, block: int, item: int) -> int:
-    """Keys and values of ``rows`` sequences of ``longest`` tokens, in whole blocks, and a block to spare.
-
-    Example:
-        >>> shape = ModelShape(0, 2, 64, 0, 64, 32, 0, tied=True, lean=True)
-        >>> cache_bytes(shape, rows=3, longest=40, block=32, item=4)
-        114688
-    """
-    blocks = rows * -(-longest // block) + 1
-    return blocks * block * shape.layers * 2 * shape.key * item
 
 
 def request_options(sampling: Sampling, seed: int, rows: int) -> list[dict[str, Any]]:
