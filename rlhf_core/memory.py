@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from rlhf_core.config.trial import TrialConfig
-from rlhf_core.generation.blocks import engine_cache
+from rlhf_core.generation.blocks import held_cache
 from rlhf_core.models.gguf import cached_gguf, is_gguf
 from rlhf_core.models.size import ModelShape, shape_of
 from rlhf_core.runtime.placement import GB, PlacementPlan, WorkerPlace, plan_trial
@@ -236,19 +236,11 @@ def role_memory(role: str, config: TrialConfig, shapes: Shapes, engine: Engine) 
         weights = item * shapes.policy.parameters
         if config.rollout.engine == "vllm":
             # Its own copy, and the one in the host's memory that weights are delivered to.
-            held = _held(config, shapes.policy, weights)
+            held = held_cache(config, shapes.policy, weights)
             return RoleMemory(2 * weights, offloaded=weights, held=held, process=VLLM_BYTES)
         cache = _decoding(shapes.policy, config)
         return RoleMemory(weights, cache=cache, shared=weights if engine.rank else 0)
     return _trained(role, config, shapes, engine)
-
-
-def _held(config: TrialConfig, policy: ModelShape, weights: int) -> int:
-    """vLLM's cache: room for a chunk, or the rest of the part of a GPU that it is given."""
-    taken, each = config.rollout.vllm.gpu_memory_utilization, config.resources.gpu_memory_gb
-    if taken is None or each is None:
-        return engine_cache(config, policy)
-    return max(0, int(taken * each * GB) - weights)
 
 
 def _trained(role: str, config: TrialConfig, shapes: Shapes, engine: Engine) -> RoleMemory:
