@@ -32,7 +32,7 @@ def engine_cache(config: TrialConfig, shape: ModelShape) -> int:
 
 
 def held_cache(config: TrialConfig, shape: ModelShape, weights: int) -> int:
-    """Bytes of the cache beside ``weights`` bytes: as above, or the rest of the part of a GPU that vLLM is given."""
+    """Bytes of the cache beside ``weights`` bytes: as above, or what is left of its part of a GPU."""
     taken, each = config.rollout.vllm.gpu_memory_utilization, config.resources.gpu_memory_gb
     if taken is None or each is None:
         return engine_cache(config, shape)

@@ -54,7 +54,7 @@ def test_answers_become_what_the_sampler_returns(zoo: Zoo) -> None:
     model = load_policy(zoo.policies["Llama"], "float32", CPU)
     wanted = sample(model, [[10, 7, 9], [4]] * 4, Sampling(8, 1.0, (1,), pad_id=0), seed=5)
     tokens_BT, logprobs_BT, mask_BT = wanted
-    assert 0 < int((~mask_BT).sum())
+    assert int((~mask_BT).sum()) > 0
     rows = [
         (tokens_BT[row][mask_BT[row]].tolist(), logprobs_BT[row][mask_BT[row]].tolist())
         for row in range(len(tokens_BT))
