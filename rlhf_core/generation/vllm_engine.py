@@ -48,7 +48,7 @@ class VllmEngine:
         self.sleeps = device.type == "cuda" and rests_between_batches(config)
         self.asleep = False
         vllm = import_vllm()
-        _check_build(vllm, device)
+        _check_build(device)
         options = engine_options(
             config,
             shape_of(source),
@@ -163,9 +163,11 @@ def import_vllm() -> Any:
     return vllm
 
 
-def _check_build(vllm: Any, device: torch.device) -> None:
+def _check_build(device: torch.device) -> None:
     """Refuses a vLLM that would compute elsewhere: where it does depends on how it was built."""
-    built = vllm.platforms.current_platform.device_type
+    from vllm.platforms import current_platform
+
+    built = current_platform.device_type
     if built != device.type:
         raise ConfigError(
             f"rollout.engine: the vLLM that is installed computes on {built!r}, but the rollouts have "
