@@ -179,9 +179,14 @@ def _check_build(device: torch.device) -> None:
 def _process_as_it_was() -> Iterator[None]:
     """Undoes what vLLM does to the process at its start: other roles may live here."""
     threads, set_threads = torch.get_num_threads(), torch.set_num_threads
+    preloaded = os.environ.get("LD_PRELOAD")
     try:
         yield
     finally:
+        # What its own workers would be started with.
+        os.environ.pop("LD_PRELOAD", None)
+        if preloaded is not None:
+            os.environ["LD_PRELOAD"] = preloaded
         torch.set_num_threads = set_threads
         torch.set_num_threads(threads)
         gc.unfreeze()
