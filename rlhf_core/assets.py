@@ -14,6 +14,7 @@ from typing import Any
 from rlhf_core.config.measured import unmeasured
 from rlhf_core.config.trial import CheckpointConfig, TrialConfig
 from rlhf_core.errors import ConfigError, nearest
+from rlhf_core.generation.vllm_checks import unserved, vllm_missing
 from rlhf_core.imports import import_named
 from rlhf_core.models.gguf import ensure_gguf, is_gguf
 from rlhf_core.models.policy import policy_source
@@ -70,9 +71,12 @@ def make_ready(config: TrialConfig, progress: Progress | None = None) -> None:
     """Before anything is launched: makes what is read, and knocks at reward servers.
 
     Raises:
-        ConfigError: Something cannot be made, or a server does not answer.
+        ConfigError: Something cannot be made or sampled from, or a server does not answer.
     """
     make_sources(config, progress)
+    found = unserved(config)
+    if found:
+        raise ConfigError(found)
     unreachable = [p for key, url in reward_urls(config).items() if (p := problem_of_url(url, key))]
     if unreachable:
         raise ConfigError(unreachable)
@@ -217,6 +221,7 @@ def problems(config: TrialConfig) -> list[str]:
         if path is not None:
             found += _try(lambda path=path, key=key: load_function(path, key))
     found += _adapter_problems(config)
+    found += vllm_missing(config)
     for split, file in _prompt_files(config).items():
         key = "data.prompts" if split == "train" else f"data.{split}_prompts"
         if file is not None:

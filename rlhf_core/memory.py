@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from rlhf_core.config.trial import TrialConfig
+from rlhf_core.generation.blocks import held_cache
 from rlhf_core.models.gguf import cached_gguf, is_gguf
 from rlhf_core.models.size import ModelShape, shape_of
 from rlhf_core.runtime.placement import GB, PlacementPlan, WorkerPlace, plan_trial
@@ -19,6 +20,8 @@ from rlhf_core.tasks.folder import TaskFolder
 ITEM_BYTES = {"float32": 4, "bfloat16": 2}
 # A process with torch and transformers in it, before it reads a model; what a CUDA context takes of its GPU.
 PROCESS_BYTES = 450 * 10**6
+# What vLLM adds to it.
+VLLM_BYTES = 400 * 10**6
 CONTEXT_BYTES = 600 * 10**6
 # Below this many float32 parameters a batch is decoded with a copy of the weights, see generation/folded.py.
 FOLD_BELOW = 30_000_000
@@ -72,6 +75,8 @@ class RoleMemory:
         cache: What the largest batch that is sampled takes beyond that.
         offloaded: Part of what stays that lies in the host's memory where the rest is on a GPU.
         shared: Part of the weights that roles of one process have in common.
+        held: A cache that stays, beside ``cache``.
+        process: What the role's libraries add to a process.
     """
 
     weights: int = 0
@@ -81,10 +86,12 @@ class RoleMemory:
     cache: int = 0
     offloaded: int = 0
     shared: int = 0
+    held: int = 0
+    process: int = 0
 
     @property
     def standing(self) -> int:
-        return self.weights + self.gradients + self.optimiser
+        return self.weights + self.gradients + self.optimiser + self.held
 
     @property
     def passing(self) -> int:
@@ -127,10 +134,11 @@ class WorkerMemory:
     @property
     def host(self) -> int:
         """Bytes of the process. Weights on their way to a GPU pass through it, one role after the other."""
+        process = PROCESS_BYTES + sum(part.process for part in self.roles.values())
         if not self.on_gpu:
-            return PROCESS_BYTES + self.models
+            return process + self.models
         loading = max((part.weights for part in self.roles.values()), default=0)
-        return PROCESS_BYTES + max(loading, sum(p.offloaded for p in self.roles.values()))
+        return process + max(loading, sum(p.offloaded for p in self.roles.values()))
 
 
 @dataclass(frozen=True)
@@ -226,6 +234,10 @@ def role_memory(role: str, config: TrialConfig, shapes: Shapes, engine: Engine) 
         return RoleMemory(item * shape.parameters, activations=forward, shared=common)
     if role == "rollout":
         weights = item * shapes.policy.parameters
+        if config.rollout.engine == "vllm":
+            # Its own copy, and the one in the host's memory that weights are delivered to.
+            held = held_cache(config, shapes.policy, weights)
+            return RoleMemory(2 * weights, offloaded=weights, held=held, process=VLLM_BYTES)
         cache = _decoding(shapes.policy, config)
         return RoleMemory(weights, cache=cache, shared=weights if engine.rank else 0)
     return _trained(role, config, shapes, engine)
@@ -374,7 +386,7 @@ def in_parts(worker: WorkerMemory) -> str:
         "gradients": sum(part.gradients for part in roles),
         "optimiser": sum(part.optimiser for part in roles),
         "activations": max((part.activations for part in roles), default=0),
-        "cache": max((part.cache for part in roles), default=0),
-        "process": 0 if worker.on_gpu else PROCESS_BYTES,
+        "cache": max((part.cache for part in roles), default=0) + sum(p.held for p in roles),
+        "process": 0 if worker.on_gpu else PROCESS_BYTES + sum(p.process for p in roles),
     }
     return ", ".join(f"{name} {size / GB:.2f}" for name, size in sums.items() if size >= 5e6)

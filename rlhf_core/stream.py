@@ -18,7 +18,7 @@ from torch import Tensor
 from rlhf_core.batches import Batches, OnChunk
 from rlhf_core.errors import CheckpointError
 from rlhf_core.evaluation import Sample
-from rlhf_core.runtime.base import RoleGroup, Runtime
+from rlhf_core.runtime.base import RoleGroup, Runtime, gather
 from rlhf_core.scoring import Scoring
 from rlhf_core.types import CallContext, Chunk, Rollout
 
@@ -70,6 +70,7 @@ class RolloutStream:
         ahead: Batches that may wait; 0 samples when asked.
         interval: Iterations between deliveries.
         last: Batches of the whole trial; none beyond is sampled.
+        rests: Whether the rollouts give up memory after each batch.
 
     Attributes:
         held: Weight version that the rollouts hold.
@@ -86,8 +87,9 @@ class RolloutStream:
         ahead: int,
         interval: int,
         last: int,
+        rests: bool = False,
     ) -> None:
-        self.runtime, self.group = runtime, group
+        self.runtime, self.group, self.rests = runtime, group, rests
         self.batches, self.context, self.scoring = batches, context, scoring
         self.ahead, self.interval, self.last = ahead, interval, last
         self.next = 0
@@ -190,6 +192,8 @@ class RolloutStream:
             return self.group.map("generate", calls, finished=finished)
 
         sample = self.batches.sample(number, generate, scoring.sampled)
+        if self.rests:
+            gather(self.group.call_all("rest", context))
         seconds = time.perf_counter() - loaded
         return Sampled(sample, scoring, seconds, loaded - start, tokens)
 

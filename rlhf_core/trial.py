@@ -20,6 +20,7 @@ import torch
 from rlhf_core import checkpoint
 from rlhf_core.assets import resolve
 from rlhf_core.batches import batches_of
+from rlhf_core.config.generation import rests_between_batches
 from rlhf_core.config.trial import ROLES, AdamWConfig, TrialConfig
 from rlhf_core.errors import CheckpointError, DivergedError
 from rlhf_core.evaluation import sample_and_score, summarise
@@ -99,6 +100,7 @@ class PPOTrial:
             ahead=config.batches_ahead,
             interval=config.sync_interval,
             last=config.budget.iterations,
+            rests=rests_between_batches(config),
         )
         self.totals = {"episodes": 0.0, "tokens": 0.0, "seconds": 0.0}
         self.shared_cost = {"gpu_seconds": 0.0, "cpu_seconds": 0.0}

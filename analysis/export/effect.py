@@ -36,6 +36,11 @@ OWNERS: tuple[tuple[str, Callable[[Any], bool], tuple[str, ...]], ...] = (
     ("model.lora.rank", bool, ("model.lora.alpha", "model.lora.dropout", "model.lora.targets")),
     ("sync.mode", _among("async"), ("sync.max_staleness",)),
     ("rollout.partial_tokens", _given, ("rollout.partial_prompts",)),
+    (
+        "rollout.engine",
+        _among("vllm"),
+        ("rollout.vllm.gpu_memory_utilization", "rollout.vllm.enforce_eager"),
+    ),
 )
 
 

@@ -41,6 +41,7 @@ REASONS = {
     "data.eval_prompts": SERVER,
     "eval.": SERVER,
     "rollout.chunk_size": "vLLM makes its own batches",
+    "rollout.engine": "vLLM samples there in any case",
     **drop(ASKS, "a process asks for CPUs as for GPUs, and for nothing else"),
     **drop(
         ("sync.transport", "sync.bucket_mb"),

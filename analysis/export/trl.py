@@ -40,6 +40,7 @@ NOWHERE = "TRL's PPO has no such option"
 REASONS = {
     "data.task": "its models and prompts come from the environment; its reward offset is left out",
     "rollout.chunk_size": "responses are sampled in batches of local_rollout_forward_batch_size",
+    "rollout.engine": "responses are sampled by the model itself",
     **drop(ASKS, "`accelerate launch` starts processes, and asks for nothing"),
     **drop(
         ("sync.transport", "sync.bucket_mb"), "the policy that learns samples: no weights travel"

@@ -44,6 +44,7 @@ REASONS = {
     "data.prompts": "verl reads chat messages with a data source from .parquet or .json",
     "data.eval_prompts": "verl reads chat messages with a data source from .parquet or .json",
     "rollout.chunk_size": "vLLM makes its own batches",
+    "rollout.engine": "vLLM samples there in any case",
     **drop(ASKS, "a pool asks for CPUs as for GPUs, and for nothing else"),
     **drop(
         ("sync.transport",), "actor and rollout share GPUs, and weights are handed over in place"

@@ -36,8 +36,8 @@ def joint_methods(config: TrialConfig, role: str) -> frozenset[str]:
 
 
 def keeps_models(config: TrialConfig) -> bool:
-    """Whether a trained model can serve another trial; DeepSpeed changes its modules for good."""
-    return config.optim.engine == "torch"
+    """Whether a process can serve another trial: DeepSpeed changes its modules for good, vLLM the process."""
+    return config.optim.engine == "torch" and config.rollout.engine == "native"
 
 
 def broken_engine_rules(config: TrialConfig) -> list[str]:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Literal
 
 from rlhf_core.config.fields import Group, group, in_vain, option
+from rlhf_core.config.generation import VllmConfig
 
 
 class RolloutConfig(Group):
@@ -45,6 +46,10 @@ class RolloutConfig(Group):
         ge=1,
         le=2_000_000,
     )
+    engine: Literal["native", "vllm"] = option(
+        "native", "Who samples: this project's own sampler, or vLLM within each rollout worker."
+    )
+    vllm: VllmConfig = group(VllmConfig, "The engine vllm.")
 
     @property
     def episodes(self) -> int:

@@ -12,6 +12,7 @@ from pydantic import model_validator
 
 from rlhf_core.config.engines import LoraConfig, broken_engine_rules
 from rlhf_core.config.fields import BrokenRulesError, Group, group, in_vain, option
+from rlhf_core.config.generation import broken_generation_rules
 from rlhf_core.config.measured import left_out
 from rlhf_core.config.ppo import PPOConfig, RolloutConfig, broken_ppo_rules
 from rlhf_core.config.resources import ROLES, ResourcesConfig, broken_resource_rules
@@ -293,6 +294,7 @@ def _broken_rules(config: TrialConfig) -> list[str]:
     problems += broken_ppo_rules(config.ppo, config.rollout)
     problems += _broken_optim_rules(config.optim)
     problems += broken_engine_rules(config)
+    problems += broken_generation_rules(config)
     if config.sync.interval != 1 and config.sync.interval_episodes is not None:
         problems.append("sync.interval and sync.interval_episodes exclude each other; remove one")
     problems += _broken_sync_rules(config)

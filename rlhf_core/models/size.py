@@ -57,7 +57,7 @@ def shape_of(source: str) -> ModelShape | None:
     heads, words = _first(config, "num_attention_heads", "n_head"), _first(config, "vocab_size")
     if None in (count, width, layers, heads, words):
         return None
-    head = _first(config, "head_dim") or width // heads
+    head = _head(config)
     return ModelShape(
         parameters=count,
         layers=layers,
@@ -69,6 +69,20 @@ def shape_of(source: str) -> ModelShape | None:
         tied=bool(config.get("tie_word_embeddings", True)),
         lean=config.get("model_type") in LEAN,
     )
+
+
+def architectures_of(source: str) -> tuple[str, ...]:
+    """Classes that a model folder, or a hub id in the local cache, was saved from; none: not known."""
+    folder = _folder(source)
+    named = _json(folder / "config.json").get("architectures") if folder is not None else None
+    return tuple(kind for kind in named if isinstance(kind, str)) if isinstance(named, list) else ()
+
+
+def head_of(source: str) -> int | None:
+    """Numbers in an attention head of a model folder, or of a hub id in the local cache; None: not known."""
+    folder = _folder(source)
+    config = _json(folder / "config.json") if folder is not None else {}
+    return _head(config.get("text_config", config))
 
 
 def parameters_of(source: str) -> int | None:
@@ -118,6 +132,12 @@ def _shapes(file: Path) -> Iterator[tuple[str, list[int]]]:
     for name, entry in header.items():
         if name != "__metadata__":
             yield name, entry["shape"]
+
+
+def _head(config: Mapping[str, Any]) -> int | None:
+    width = _first(config, "hidden_size", "n_embd")
+    heads = _first(config, "num_attention_heads", "n_head")
+    return _first(config, "head_dim") or (width // heads if width and heads else None)
 
 
 def _first(config: Mapping[str, Any], *names: str) -> Any:

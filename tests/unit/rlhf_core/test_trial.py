@@ -417,6 +417,7 @@ ELSEWHERE = (
     "reward.timeout_s", "reward.offset", "reward.heldout", "reward.model", "reward.function",
     "reward.url", "reward.extra.NAME.url",
     "optim.micro_batch_size", "optim.micro_batch_tokens", "rollout.chunk_size",
+    "rollout.engine", "rollout.vllm.",
     "sync.transport", "sync.bucket_mb", "sync.timeout_s",
 )  # fmt: skip
 SHORT = {"budget__iterations": 3, "eval__prompts": 2, "rollout__chunk_size": 64}

@@ -24,6 +24,7 @@ EVERYWHERE = """
     reward.heldout_offset reward.heldout_model reward.heldout_function reward.heldout_url
     reward.workers reward.timeout_s reward.url_batch_size reward.url_retries
     rollout.chunk_size rollout.partial_tokens rollout.partial_prompts
+    rollout.engine rollout.vllm.gpu_memory_utilization rollout.vllm.enforce_eager
     sync.transport sync.timeout_s
     resources.threads resources.cpus_per_gpu resources.head_cpus resources.affinity resources.labels
     resources.gpu_memory_gb
