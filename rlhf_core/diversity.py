@@ -8,8 +8,8 @@ from rlhf_core.types import Rollout
 def distinct_share(rollout: Rollout, n: int) -> float:
     """Different n-grams of tokens over all of them, in the responses together (distinct-n, Li et al. 2016).
 
-    It falls with the number of tokens, so sets compare where that is about the same. The token that ends a response
-    counts for nothing; without any n-gram the share is 0.
+    It falls with the number of tokens, so sets compare where that is about the same. The token that ends a
+    response counts for nothing; without any n-gram the share is 0.
     """
     grams = []
     for row in range(rollout.size):

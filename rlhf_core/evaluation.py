@@ -121,7 +121,12 @@ def sample_and_score(
 
 
 def summarise(config: TrialConfig, scored: Scored) -> dict[str, float]:
-    """``proxy, weighted, length, distinct_1, distinct_2``, and where measured ``kl_response, heldout, heldout_stderr, component/NAME``."""
+    """Means, and ``distinct_N`` of all responses.
+
+    Returns:
+        ``proxy, weighted, length, distinct_1, distinct_2``, and where measured ``kl_response, heldout,
+        heldout_stderr, component/NAME``.
+    """
     batch = batch_metrics(config, scored.rollout, scored.scores, scored.ref_logprobs_BT)
     summary = {
         "proxy": batch["reward/proxy"],
