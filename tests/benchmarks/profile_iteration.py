@@ -3,8 +3,8 @@
 python tests/benchmarks/profile_iteration.py [--size small|large] [--model smollm] [--threads N]
 
 ``--model smollm`` is the trial of the preset of that name, SmolLM2-135M with adapters and a critic, on prompts and
-a reward that need no data; it takes about three minutes. The last line says how long the iteration's matrix products
-would take at the speed of a large one that is measured here alone.
+a reward that need no data; it takes about three minutes. The last line says how long the iteration's matrix
+products would take at the speed of a large one that is measured here alone.
 """
 
 from __future__ import annotations
