@@ -1,5 +1,5 @@
 """Draws the pictures of docs/analysis.md: from the recorded quickstart, and from a simulated sweep where
-the quickstart has nothing to show.
+the quickstart has nothing to show; and the curves of docs/smollm.md from its recording.
 
 python docs/make_pictures.py
 """
@@ -15,7 +15,10 @@ from analysis.plots import GALLERY
 
 ROOT = Path(__file__).resolve().parents[1]
 PICTURES = ROOT / "docs/images/analysis"
-RECORDED = ROOT / "analysis/notebooks/data/quickstart"
+DATA = ROOT / "analysis/notebooks/data"
+RECORDED = DATA / "quickstart"
+# What docs/smollm.md shows of each trial.
+CURVES = ("eval/heldout", "eval/proxy", "eval/kl_response", "eval/distinct_2", "eval/length")
 _DPI = 100
 _TRIALS = 48
 
@@ -30,6 +33,8 @@ def main() -> None:
             if not figure.axes:
                 figure = exhibit.plot(simulated)
             figure.savefig(PICTURES / f"{exhibit.name}.png", dpi=_DPI)
+    curves = analysis.plot_learning_curves(analysis.load(DATA / "smollm"), CURVES)
+    curves.savefig(ROOT / "docs/images/smollm_curves.png", dpi=_DPI)
 
 
 def _simulated(path: Path) -> Path:

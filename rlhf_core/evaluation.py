@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from rlhf_core.config.trial import TrialConfig
+from rlhf_core.diversity import distinct_share
 from rlhf_core.experience import batch_metrics, standard_error
 from rlhf_core.runtime.base import RoleGroup
 from rlhf_core.scoring import Scoring
@@ -66,12 +67,19 @@ def sample_and_score(
 
 
 def summarise(config: TrialConfig, scored: Scored) -> dict[str, float]:
-    """``proxy, weighted, length``, and where measured ``kl_response, heldout, heldout_stderr, component/NAME``."""
+    """Means, and ``distinct_N`` of all responses.
+
+    Returns:
+        ``proxy, weighted, length, distinct_1, distinct_2``, and where measured ``kl_response, heldout,
+        heldout_stderr, component/NAME``.
+    """
     batch = batch_metrics(config, scored.rollout, scored.scores, scored.ref_logprobs_BT)
     summary = {
         "proxy": batch["reward/proxy"],
         "weighted": batch["reward/weighted"],
         "length": batch["rollout/length"],
+        "distinct_1": distinct_share(scored.rollout, 1),
+        "distinct_2": distinct_share(scored.rollout, 2),
     }
     if "kl/response" in batch:
         summary["kl_response"] = batch["kl/response"]

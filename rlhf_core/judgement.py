@@ -13,6 +13,7 @@ import torch
 from rlhf_core.assets import resolve
 from rlhf_core.config import TrialConfig, apply
 from rlhf_core.config.resources import PRIVATE
+from rlhf_core.diversity import distinct_share
 from rlhf_core.errors import CheckpointError
 from rlhf_core.evaluation import Scored, sample_and_score
 from rlhf_core.experience import batch_metrics, standard_error
@@ -43,6 +44,7 @@ class Judgement:
         proxy_before, proxy_after: The same for the reward that was optimised.
         kl_response: KL of the final policy to the reference, nats per response.
         length_before, length_after: Mean response length in tokens.
+        distinct_before, distinct_after: Distinct-1 and distinct-2 of all responses.
         samples: ``(prompt, response before, response after)`` of the first prompts.
     """
 
@@ -58,6 +60,8 @@ class Judgement:
     kl_response: float
     length_before: float
     length_after: float
+    distinct_before: tuple[float, float]
+    distinct_after: tuple[float, float]
     samples: tuple[tuple[str, str, str], ...]
 
     @property
@@ -136,8 +140,14 @@ def _compare(config: TrialConfig, before: Scored, after: Scored, trained_on: int
         kl_response=new["kl/response"],
         length_before=old["rollout/length"],
         length_after=new["rollout/length"],
+        distinct_before=_distinct(before),
+        distinct_after=_distinct(after),
         samples=tuple(texts)[:8],
     )
+
+
+def _distinct(scored: Scored) -> tuple[float, float]:
+    return distinct_share(scored.rollout, 1), distinct_share(scored.rollout, 2)
 
 
 def _measured(scored: Scored) -> torch.Tensor:

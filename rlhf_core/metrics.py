@@ -159,6 +159,14 @@ def _entries() -> Iterable[Metric]:
     )
     yield m("eval/kl_response", "nats", "down", "mean", "KL to the reference on held-out prompts.")
     yield m("eval/length", "tokens", "none", "mean", "Tokens of a response to a held-out prompt.")
+    for n, what in ((1, "tokens"), (2, "pairs of neighbouring tokens")):
+        yield m(
+            f"eval/distinct_{n}",
+            "",
+            "up",
+            "mean",
+            f"Different {what} over all of them, in the responses to the held-out prompts together.",
+        )
     phases = {
         "iteration": "whole iteration",
         "generate": "generation of the batch, also while the learner trained on others",

@@ -41,3 +41,17 @@ def print_judgement(console: Console, trial: str, judgement: Mapping[str, Any]) 
     console.print(f"       {conditions_line(judgement)}")
     for line in sample_lines(judgement):
         console.print(Text(f"  {line}"), no_wrap=True, overflow="ellipsis")
+
+
+def print_samples(console: Console, trial: str, judgement: Mapping[str, Any]) -> None:
+    """All answers that a last judgement holds, whole, after what was measured on them and the rest."""
+    from rich.text import Text
+
+    from sweeps.verdict import conditions_line, sample_lines, texts_lines, verdict_line
+
+    lines = [f"{trial}: {verdict_line(judgement)}", f"       {conditions_line(judgement)}"]
+    lines += [f"       {line}" for line in texts_lines(judgement)]
+    for index, line in enumerate(sample_lines(judgement, count=None)):
+        lines += ["", line] if index % 3 == 0 else [line]
+    for line in lines:
+        console.print(Text(line), soft_wrap=True)

@@ -34,8 +34,27 @@ def _prompts(judgement: Mapping[str, Any]) -> str:
     return f"{count} prompts, {'all' if trained_on == count else trained_on} of them trained on"
 
 
-def sample_lines(judgement: Mapping[str, Any], count: int = SAMPLES) -> list[str]:
-    """The first test prompts with the answers of the first and of the final policy."""
+def texts_lines(judgement: Mapping[str, Any]) -> list[str]:
+    """What the texts themselves became, for each measure that the record has."""
+    pairs = {
+        "length": ("length_before", "length_after"),
+        "distinct": ("distinct_before", "distinct_after"),
+    }
+    found = {
+        name: (judgement[before], judgement[after])
+        for name, (before, after) in pairs.items()
+        if before in judgement and after in judgement
+    }
+    lines = []
+    if "length" in found:
+        lines.append("length {:.1f} -> {:.1f} tokens".format(*found["length"]))
+    for n, (before, after) in enumerate(zip(*found.get("distinct", ((), ())), strict=True), 1):
+        lines.append(f"distinct-{n} {before:.3f} -> {after:.3f}")
+    return lines
+
+
+def sample_lines(judgement: Mapping[str, Any], count: int | None = SAMPLES) -> list[str]:
+    """The first test prompts, or all, with the answers of the first and of the final policy."""
     lines = []
     for prompt, before, after in (judgement.get("samples") or ())[:count]:
         lines += [

@@ -1,4 +1,5 @@
-"""Copies a finished sweep into ``data/NAME``, small enough to commit: without checkpoints, or packed as Parquet.
+"""Copies a finished sweep into ``data/NAME``, small enough to commit: without checkpoints, or packed as Parquet
+beside the last judgement.
 
 rlhf-sweep run quickstart --out runs/quickstart
 python analysis/notebooks/record.py runs/quickstart quickstart
@@ -29,6 +30,8 @@ def record(source: Path, name: str, packed: bool) -> Path:
     shutil.rmtree(target, ignore_errors=True)
     if packed:
         analysis.load(source).to_parquet(target)
+        if (source / "best.json").is_file():
+            shutil.copy(source / "best.json", target)
     else:
         shutil.copytree(source, target, ignore=LEFT_OUT)
     return target

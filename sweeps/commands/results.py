@@ -1,4 +1,4 @@
-"""``rlhf-sweep status`` and ``rlhf-sweep best``: what a run directory holds."""
+"""``rlhf-sweep status``, ``best`` and ``samples``: what a run directory holds."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from analysis.params import parameters_of
 from rlhf_core.errors import ConfigError
 from sweeps.commands.files import path_argument
 from sweeps.record import strict_json
-from sweeps.terminal import make_console, print_judgement
+from sweeps.terminal import make_console, print_judgement, print_samples
 
 DIRECTORY = "a run directory, which `rlhf-sweep run` wrote or is writing"
 
@@ -50,6 +50,15 @@ def register(subparsers: Any) -> None:
         "--cheapest", action="store_true", help="with --within: the one of these that cost least"
     )
     best.set_defaults(run=run_best)
+    samples = subparsers.add_parser(
+        "samples",
+        help="show what the best trial writes, before and after",
+        description="Show answers of the first and of the final policy of the best trial to the same test "
+        "prompts, as its last judgement recorded them, with reward, length and distinct-n of all answers.",
+    )
+    samples.add_argument("directory", type=path_argument, metavar="DIR", help=DIRECTORY)
+    samples.add_argument("--json", action="store_true", help="for programs")
+    samples.set_defaults(run=run_samples)
 
 
 def run_status(args: argparse.Namespace) -> int:
@@ -120,6 +129,21 @@ def _front_lines(
     yield "  " + ", ".join(f"{m} {'not measured' if v is None else f'{v:.4f}'}" for m, v in told)
     among = f", {trial} among them" if trial in front else ""
     yield f"  ranked by {first}; {len(front)} on the front{among}: {', '.join(front) or 'none'}"
+
+
+def run_samples(args: argparse.Namespace) -> int:
+    trial = analysis.best(analysis.load(args.directory))
+    judgement = _judgement(args.directory, trial)
+    if judgement is None:
+        raise ConfigError(
+            f"samples: {args.directory} holds no last judgement of {trial}, its best trial; it is made when a "
+            "sweep ends whose selection.test_prompts is above 0"
+        )
+    if args.json:
+        print(strict_json({"trial": trial, "judgement": judgement}))
+        return 0
+    print_samples(make_console(), trial, judgement)
+    return 0
 
 
 def _tested_line(test: Mapping[str, Any] | None) -> str:

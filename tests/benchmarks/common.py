@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import platform
 import statistics
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
@@ -83,31 +84,61 @@ def trial_of(folder: Path, size: str, threads: int) -> Iterator[PPOTrial]:
         size: One of ``SIZES``.
         threads: Compute threads.
     """
+    made = save_models(folder, size)
+    values = {
+        "model": {"policy": made["policy"]},
+        "reward": {"model": made["reward"]},
+        "data": {"prompts": made["prompts.txt"]},
+        "rollout": {"prompts_per_iteration": PROMPTS, "max_new_tokens": NEW_TOKENS},
+        "ppo": {"epochs": 2, "minibatches": 1},
+        "resources": {"threads": threads},
+        "budget": {"iterations": 9},
+        "eval": {"every_iterations": 1000, "prompts": 2},
+    }
+    with running(values) as trial:
+        yield trial
+
+
+@contextmanager
+def running(values: dict[str, Any]) -> Iterator[PPOTrial]:
+    """The trial that ``values`` describe, in this process."""
     from rlhf_core.config import resolve_trial
     from rlhf_core.runtime.local import LocalRuntime
     from rlhf_core.runtime.placement import plan_trial
     from rlhf_core.trial import PPOTrial
 
-    made = save_models(folder, size)
-    config = resolve_trial(
-        {
-            "model": {"policy": made["policy"]},
-            "reward": {"model": made["reward"]},
-            "data": {"prompts": made["prompts.txt"]},
-            "rollout": {"prompts_per_iteration": PROMPTS, "max_new_tokens": NEW_TOKENS},
-            "ppo": {"epochs": 2, "minibatches": 1},
-            "resources": {"threads": threads},
-            "budget": {"iterations": 9},
-            "eval": {"every_iterations": 1000, "prompts": 2},
-        },
-        "benchmark",
-    )
+    config = resolve_trial(values, "benchmark")
     plan = plan_trial(config)
     trial = PPOTrial(config, LocalRuntime(config, plan), plan)
     try:
         yield trial
     finally:
         trial.close()
+
+
+def machine_speed(rows: int) -> tuple[float, float]:
+    """What this machine does at best, in FLOP/s and bytes/s: a product of ``rows`` rows, and a copy.
+
+    Args:
+        rows: Rows of the left matrix; a product of few of them is slower.
+    """
+    import torch
+
+    one, other = torch.randn(rows, 2048), torch.randn(2048, 8192)
+    source, target = torch.randn(2**26), torch.empty(2**26)
+    flops = 2 * rows * 2048 * 8192 / _best(lambda: one @ other)
+    # A copy reads as much as it writes.
+    return flops, 2 * source.nbytes / _best(lambda: target.copy_(source))
+
+
+def _best(work: Callable[[], Any]) -> float:
+    """Seconds of the fastest of ten."""
+    seconds = []
+    for _ in range(10):
+        start = time.perf_counter()
+        work()
+        seconds.append(time.perf_counter() - start)
+    return min(seconds)
 
 
 def report(

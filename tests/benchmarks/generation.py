@@ -17,7 +17,15 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from common import NEW_TOKENS, PROMPT_TOKENS, PROMPTS, VOCABULARY, llama_config, report
+from common import (
+    NEW_TOKENS,
+    PROMPT_TOKENS,
+    PROMPTS,
+    VOCABULARY,
+    llama_config,
+    machine_speed,
+    report,
+)  # fmt: skip
 from transformers import LlamaForCausalLM
 from vllm_side import vllm_side
 
@@ -66,11 +74,7 @@ def limits(model: Any) -> dict[str, float]:
 
     A step multiplies with every weight once for each row, and reads every weight and the cache once.
     """
-    one, other = torch.randn(PROMPTS, 2048), torch.randn(2048, 8192)
-    flops = 2 * PROMPTS * 2048 * 8192 / _best(lambda: one @ other)
-    source, target = torch.randn(2**26), torch.empty(2**26)
-    # A copy reads as much as it writes.
-    bandwidth = 2 * source.nbytes / _best(lambda: target.copy_(source))
+    flops, bandwidth = machine_speed(PROMPTS)
     config = model.config
     used = sum(p.numel() for p in model.parameters())
     trunk = used - config.vocab_size * config.hidden_size * (1 if config.tie_word_embeddings else 2)
@@ -87,16 +91,6 @@ def limits(model: Any) -> dict[str, float]:
         "bandwidth_s": round(read / bandwidth, 3),
         "limit_s": round(max(products / flops, read / bandwidth), 3),
     }
-
-
-def _best(work: Callable[[], Any]) -> float:
-    """Seconds of the fastest of ten."""
-    seconds = []
-    for _ in range(10):
-        start = time.perf_counter()
-        work()
-        seconds.append(time.perf_counter() - start)
-    return min(seconds)
 
 
 def main() -> None:

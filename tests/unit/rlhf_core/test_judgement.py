@@ -60,6 +60,8 @@ def test_a_trained_policy_is_judged_by_the_heldout_reward_paired(zoo: Zoo, tmp_p
     assert judged == judge(config, store, prompts=1000)
     assert judged.as_dict()["standard_errors"] == judged.standard_errors
     assert len(judged.samples) == 8
+    # It learned to write vowels and little else.
+    assert 0 < judged.distinct_after[0] < judged.distinct_before[0] < 1
 
 
 def test_prompts_that_were_trained_on_are_counted(zoo: Zoo, tmp_path: Path) -> None:

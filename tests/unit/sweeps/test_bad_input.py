@@ -77,6 +77,7 @@ def test_a_folder_or_a_pipe_is_no_file_to_write(
         ["train", "tiny", "--save-model", "{path}"],
         ["status", "{path}"],
         ["best", "{path}"],
+        ["samples", "{path}"],
         ["inspect", "{path}"],
         ["replay", "{path}"],
         ["report", "{path}"],

@@ -35,7 +35,7 @@ def test_a_wrong_command_line_is_one_line_and_exit_code_2(
     assert len(err.strip().splitlines()) == 1
 
 
-@pytest.mark.parametrize("command", ["status", "best"])
+@pytest.mark.parametrize("command", ["status", "best", "samples"])
 def test_a_folder_that_is_no_run_directory_is_refused(
     command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -212,6 +212,24 @@ def test_best_of_an_interrupted_sweep_points_at_the_trial_s_configuration(
         (run / name).unlink(missing_ok=True)
     assert main(["best", str(run)]) == 0
     assert "/config.json" in capsys.readouterr().out.replace("\n", "")
+
+
+def test_samples_are_those_of_the_last_judgement_and_missed_where_there_is_none(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recorded = json.loads((RECORDED / "best.json").read_text())["judgement"]
+    assert main(["samples", str(RECORDED), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["judgement"] == recorded
+    assert main(["samples", str(RECORDED)]) == 0
+    out = capsys.readouterr().out
+    assert out.count("\nprompt  ") == len(recorded["samples"]) > 2
+    for _, before, after in recorded["samples"]:
+        assert f"before  {' '.join(before.split())}\nafter   {' '.join(after.split())}" in out
+    run = tmp_path / "run"
+    shutil.copytree(RECORDED, run)
+    (run / "best.json").unlink()
+    assert main(["samples", str(run)]) == 2
+    assert "holds no last judgement of t0001" in capsys.readouterr().err
 
 
 def test_train_refuses_to_save_into_a_folder_in_use(

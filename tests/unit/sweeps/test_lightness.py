@@ -31,6 +31,7 @@ print(json.dumps([code or 0, sorted({name.split(".")[0] for name in sys.modules}
         ["run", "--help"],
         ["status", str(RECORDED)],
         ["best", str(RECORDED)],
+        ["samples", str(RECORDED)],
         ["inspect", str(RECORDED)],
         ["replay", "--help"],
         ["export", str(RECORDED), "--to", "openrlhf"],

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sweeps.verdict import conditions_line, sample_lines, verdict_line
+from sweeps.verdict import conditions_line, sample_lines, texts_lines, verdict_line
 
 JUDGEMENT: dict[str, Any] = {
     "metric": "heldout", "before": -10.105, "after": 100.703, "gain": 110.807, "stderr": 0.028,
@@ -29,3 +29,15 @@ def test_the_judgement_is_two_lines_that_fit_and_two_samples() -> None:
         "prompt  b", "before  c", "after   d",
     ]  # fmt: skip
     assert sample_lines({**JUDGEMENT, "samples": None}) == []
+
+
+def test_lengths_and_distinct_n_are_told_where_they_were_recorded() -> None:
+    measured = {
+        "length_before": 19.8, "length_after": 20.0,
+        "distinct_before": [0.5, 0.875], "distinct_after": [0.25, 0.75],
+    }  # fmt: skip
+    assert texts_lines({**JUDGEMENT, **measured}) == [
+        "length 19.8 -> 20.0 tokens", "distinct-1 0.500 -> 0.250", "distinct-2 0.875 -> 0.750",
+    ]  # fmt: skip
+    assert texts_lines(JUDGEMENT) == []
+    assert len(sample_lines(JUDGEMENT, count=None)) == 9
