@@ -51,6 +51,8 @@ def export_config(
     """
     if role != "policy" and target != "deepspeed":
         raise ConfigError(f"--role: belongs to deepspeed, but the target is {target}; leave it out")
+    # It stands in a comment, and a second line of it would be a command.
+    origin = " ".join(origin.splitlines())
     if target in PLAIN:
         if version is not None:
             raise ConfigError(

@@ -34,6 +34,7 @@ class Exhibit(NamedTuple):
         caption: How to read it, in one or two sentences.
         plot: Makes the figure.
         each: Whether it is about the objective that ranks, so that several objectives need one each.
+        several: Whether it has nothing to show of a single objective.
     """
 
     name: str
@@ -41,15 +42,16 @@ class Exhibit(NamedTuple):
     caption: str
     plot: Callable[[Sweep], Figure]
     each: bool = False
+    several: bool = False
 
     def views(self, sweep: Sweep) -> Iterator[tuple[str, Sweep]]:
         """What is to be plotted, with its title: the sweep, or the sweep by each of its objectives."""
-        goals = sweep.objectives if self.each else ()
-        if len(goals) < 2:
+        goals = sweep.objectives
+        if self.each and len(goals) > 1:
+            for goal in goals:
+                yield f"{self.title}: {goal}", sweep.ranked_by(goal.metric)
+        elif len(goals) > 1 or not self.several:
             yield self.title, sweep
-            return
-        for goal in goals:
-            yield f"{self.title}: {goal}", sweep.ranked_by(goal.metric)
 
 
 GALLERY = (
@@ -73,6 +75,7 @@ GALLERY = (
         "Dots that are full are on the front: no other eligible trial is as good in every objective and "
         "better in one. Two objectives have their front as a line; the ring is the best by the first one.",
         plot_objectives,
+        several=True,
     ),
     Exhibit(
         "volume",
@@ -80,6 +83,7 @@ GALLERY = (
         "The share of the box, between worst and best of each objective, that the front had covered. A "
         "search that is no better than chance runs inside the grey band.",
         plot_volume,
+        several=True,
     ),
     Exhibit(
         "front",

@@ -52,11 +52,16 @@ def _figures(sweep: Sweep) -> tuple[list[dict[str, Any]], list[str]]:
             figure = exhibit.plot(view)
             if not figure.axes:
                 told = figure.texts[0].get_text() if figure.texts else "nothing to show"
-                left_out.append(f"{title}: {told.removeprefix(f'{sweep.name}: ')}")
+                left_out.append(_named_once(title, told.removeprefix(f"{sweep.name}: ")))
                 continue
             name = f"{exhibit.name}-{place + 1}" if place else exhibit.name
             figures.append(_shown(figure, name, title, exhibit.caption))
     return figures, left_out
+
+
+def _named_once(title: str, told: str) -> str:
+    """Why a plot is left out, after its title, where it does not begin with that itself."""
+    return told if told.lower().startswith(title.lower()) else f"{title}: {told}"
 
 
 def _shown(figure: Figure, name: str, title: str, caption: str) -> dict[str, Any]:

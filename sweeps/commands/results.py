@@ -13,6 +13,7 @@ from analysis import shapes
 from analysis.files import read_object
 from analysis.finalists import tested_as
 from analysis.leaderboard import objectives_of
+from analysis.packed import is_packed
 from analysis.params import parameters_of
 from rlhf_core.errors import ConfigError
 from sweeps.commands.files import path_argument
@@ -113,7 +114,8 @@ def run_best(args: argparse.Namespace) -> int:
     alone = args.directory / "best.yaml"
     if found is not None or not alone.exists():
         alone = args.directory / f"trials/{trial}/config.json"
-    if alone.exists():
+    # A packed sweep holds no file that could be run.
+    if not is_packed(args.directory):
         console.print(f"run it alone: rlhf-sweep train {alone}", soft_wrap=True)
     return 0
 

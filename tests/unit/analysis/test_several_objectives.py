@@ -228,3 +228,10 @@ def test_a_named_objective_is_the_only_one(several):
     sweep = analysis.load(several.path, metric=COST)
     assert [str(goal) for goal in sweep.objectives] == ["minimize cost/gpu_seconds"]
     assert analysis.best(sweep) == "t0003"
+
+
+def test_the_report_of_one_objective_does_not_speak_of_several(builder):
+    builder.completed("t0000", 1.0)
+    page = render(analysis.load(builder.path))
+    assert "The objectives against each other" not in page
+    assert page.lower().count("cpus for each gpu:") == 1, "what is not shown is named once"

@@ -248,3 +248,15 @@ def test_parameters_of_a_trial_are_as_they_were_set(tmp_path: Path) -> None:
     sweep.to_parquet(tmp_path / "packed")
     packed = analysis.load(tmp_path / "packed")
     assert [parameters_of(packed, str(t))["any"] for t in packed.trials.index] == values
+
+
+@pytest.mark.parametrize("target", ["openrlhf", "verl", "env"])
+def test_what_a_file_came_from_never_becomes_a_command(
+    target: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copy(RECORDED / "best.yaml", tmp_path)
+    chosen = {"trial": "t0001", "objective": "x\necho taken over\r\n: y"}
+    (tmp_path / "best.json").write_text(json.dumps(chosen))
+    assert main(["export", str(tmp_path), "--to", target]) == 0
+    told = [line for line in capsys.readouterr().out.splitlines() if "taken over" in line]
+    assert [line[:1] for line in told] == ["#"]
