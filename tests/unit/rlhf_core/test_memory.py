@@ -16,11 +16,13 @@ from transformers import AutoModelForCausalLM
 from rlhf_core.config import TrialConfig
 from rlhf_core.generation import folded
 from rlhf_core.memory import (
+    CONTEXT_BYTES,
     FOLD_BELOW,
     PROCESS_BYTES,
     Engine,
     RoleMemory,
     Shapes,
+    WorkerMemory,
     memory_of,
     memory_problems,
     role_memory,
@@ -135,6 +137,21 @@ def test_the_cache_follows_the_chunk(zoo: Zoo) -> None:
     # 500 positions of 32 layers, keys and values of 1024 numbers; and four tensors over the vocabulary.
     assert caches[0] == 4 * 4 * (500 * 32 * 2 * 1024 + 4 * 128_000)
     assert caches[1] == 2 * caches[0]
+
+
+def test_vllm_has_weights_of_its_own_and_a_cache_that_stays(zoo: Zoo) -> None:
+    values = {"rollout__engine": "vllm", "rollout__max_new_tokens": 436, "rollout__chunk_size": 4}
+    found = _role("rollout", trial_config(zoo, **values))
+    copy = 4 * BIG.parameters
+    # The copy that weights are delivered to lies in the host's memory also where vLLM's is on a GPU.
+    assert (found.weights, found.offloaded) == (2 * copy, copy)
+    # 4 rows of 8 blocks and one to spare, each 64 tokens: 32 layers of keys and values, 1024 numbers each.
+    assert found.held == (4 * 8 + 1) * 64 * 32 * 2 * 1024 * 4
+    assert found.standing == found.weights + found.held
+    here = WorkerMemory("rollout", {"rollout": found}, False, None, None)
+    there = WorkerMemory("rollout", {"rollout": found}, True, None, None)
+    assert here.host == PROCESS_BYTES + found.process + 2 * copy + found.held
+    assert there.gpu == CONTEXT_BYTES + copy + found.held
 
 
 def test_a_process_holds_all_that_stays_and_the_largest_of_what_comes_and_goes(zoo: Zoo) -> None:
