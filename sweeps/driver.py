@@ -215,7 +215,8 @@ class SweepDriver:
         found = self._plans.get(record.trial)
         if found is None:
             found = self.loaded.program.placement(self.loaded.base, record.params)
-            self._plans[record.trial] = found
+            if record.trial in self._live:
+                self._plans[record.trial] = found
         return found
 
     def _refusal(self, record: TrialRecord) -> str | None:
@@ -423,6 +424,7 @@ class SweepDriver:
         record.state = state
         if record.ended:
             self._live.pop(record.trial, None)
+            self._plans.pop(record.trial, None)
         else:
             self._live[record.trial] = record
         self._line(record, **extra)

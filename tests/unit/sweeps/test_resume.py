@@ -297,3 +297,14 @@ def test_what_the_power_took_of_a_configuration_is_made_again(tmp_path: Path) ->
         place.write_text(damaged)
         world.driver()
         assert place.read_text() == whole
+
+
+def test_no_plan_is_kept_of_a_trial_that_ended(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    driver = world.driver()
+    record = driver.next_trial()
+    assert record is not None
+    assert driver.plan(record) is driver.plan(record)
+    driver.end(record.trial, Outcome.COMPLETED)
+    assert driver.plan(record) == driver.plan(record)
+    assert driver._plans == {}
