@@ -122,7 +122,7 @@ def test_a_batch_waits_until_enough_prompts_have_all_their_responses() -> None:
     assert (batch.versions_BT == 0).all()
 
 
-@settings(max_examples=40)
+@settings(max_examples=40, deadline=None)
 @given(st.data(), st.integers(1, 3), st.integers(0, 4), st.sampled_from([1, 2, 3, 6]))
 def test_every_prompt_is_trained_on_once_and_none_is_staler_than_is_said(
     data: st.DataObject, size: int, more: int, tokens: int
