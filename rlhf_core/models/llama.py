@@ -194,7 +194,7 @@ class _Rotate(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, cos: Tensor, signed: Tensor) -> Tensor:
         ctx.save_for_backward(cos[:, :1], signed[:, :1])
         left, right = x.chunk(2, -1)
-        return torch.cat([right, left], -1).mul_(signed).addcmul_(x, cos)
+        return (x * cos).addcmul_(torch.cat([right, left], -1), signed)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
