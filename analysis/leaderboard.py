@@ -221,7 +221,11 @@ def _caption(board: pd.DataFrame, left: Sequence[str], params: Sequence[str]) ->
     told = board[board["why_not"].str.contains(": ", regex=False)]
     parts = told["why_not"].str.split(": ", n=1)
     causes = [f"{outcome}: {cause(outcome, reason)}" for outcome, reason in parts]
-    groups = [(list(rows), why) for why, rows in told["trial"].groupby(causes, sort=False)]
+    # One reason tells what was measured; several have the cause in common.
+    groups = [
+        (list(rows["trial"]), rows["why_not"].iloc[0] if rows["why_not"].nunique() == 1 else why)
+        for why, rows in told.groupby(causes, sort=False)
+    ]
     for trials, why in groups[:_MOST_REASONS]:
         lines.append(f"{', '.join(trials[:3])}{', ...' if len(trials) > 3 else ''} {why}")
     if len(groups) > _MOST_REASONS:
