@@ -161,10 +161,11 @@ def render_leaderboard(sweep: Sweep, top: int | None = 20) -> Table:
     params = [c for c in board.columns if c.startswith("params.")]
     told = _broken_rules(board)
     taken = min(_width(told), _REASON_WIDTH + 2) if told else 0
+    columns, cut = _within(columns, sweep, WIDTH - taken)
     room = WIDTH - sum(map(_width, columns))
     shown = _fitting(board, params, room - taken)
     left = [key for key in params if key not in shown]
-    several = _several(board, sweep.metric)
+    several = _several(board, sweep.metric, cut)
     caption = "\n".join(filter(None, [verdict(sweep), several, _caption(board, left, params)]))
     table = Table(
         box=box.SIMPLE_HEAD,
@@ -186,10 +187,26 @@ def render_leaderboard(sweep: Sweep, top: int | None = 20) -> Table:
     return table
 
 
-def _several(board: pd.DataFrame, metric: str) -> str:
+def _within(columns: list[_Text], sweep: Sweep, room: int) -> tuple[list[_Text], list[str]]:
+    """The columns without the last objectives that find no place, and those objectives."""
+    names = {goal.metric: _goal_name(goal.metric) for goal in sweep.objectives[1:]}
+    cut: list[str] = []
+    while len(cut) < len(names) and sum(map(_width, columns)) > room:
+        cut.insert(0, [*names][-1 - len(cut)])
+        place = max(i for i, c in enumerate(columns) if c.title == names[cut[0]])
+        columns = columns[:place] + columns[place + 1 :]
+    return columns, cut
+
+
+def _several(board: pd.DataFrame, metric: str, cut: Sequence[str]) -> str:
     if "front" not in board:
         return ""
-    return f"ranked by {metric}; *: on the front, no other trial is as good in every objective"
+    told = f"ranked by {metric}; *: on the front, no other trial is as good in every objective"
+    return f"{told}\nfurther objectives in leaderboard.csv: {', '.join(cut)}" if cut else told
+
+
+def _goal_name(metric: str) -> str:
+    return metric.rsplit("/", 1)[-1]
 
 
 def _caption(board: pd.DataFrame, left: Sequence[str], params: Sequence[str]) -> str | None:
@@ -204,7 +221,11 @@ def _caption(board: pd.DataFrame, left: Sequence[str], params: Sequence[str]) ->
     told = board[board["why_not"].str.contains(": ", regex=False)]
     parts = told["why_not"].str.split(": ", n=1)
     causes = [f"{outcome}: {cause(outcome, reason)}" for outcome, reason in parts]
-    groups = [(list(rows), why) for why, rows in told["trial"].groupby(causes, sort=False)]
+    # One reason tells what was measured; several have the cause in common.
+    groups = [
+        (list(rows["trial"]), rows["why_not"].iloc[0] if rows["why_not"].nunique() == 1 else why)
+        for why, rows in told.groupby(causes, sort=False)
+    ]
     for trials, why in groups[:_MOST_REASONS]:
         lines.append(f"{', '.join(trials[:3])}{', ...' if len(trials) > 3 else ''} {why}")
     if len(groups) > _MOST_REASONS:
@@ -282,9 +303,7 @@ def _fixed_columns(board: pd.DataFrame, goals: Sequence[str]) -> list[_Text]:
 def _further_goals(board: pd.DataFrame, metrics: Sequence[str]) -> list[_Text]:
     if not metrics:
         return []
-    names = [metric.rsplit("/", 1)[-1] for metric in metrics]
-    columns = zip(names, metrics, strict=True)
-    told = [_Text(name, [number(v, 4) for v in board[f"final.{m}"]]) for name, m in columns]
+    told = [_Text(_goal_name(m), [number(v, 4) for v in board[f"final.{m}"]]) for m in metrics]
     return [*told, _Text("front", ["*" if on else "" for on in board["front"]])]
 
 

@@ -12,12 +12,19 @@ FOLDER = Path(__file__).resolve().parents[2] / "analysis" / "notebooks"
 
 
 def texts(notebook: Any) -> list[str]:
-    """Printed and shown text of every code cell, without colours, addresses and trailing blanks."""
+    """Printed and shown text of every cell with any, without colours, addresses and trailing blanks.
+
+    Into how many outputs a kernel cuts what a cell prints depends on how busy the machine is.
+    """
     found = []
     for cell in notebook.cells:
-        for output in cell.get("outputs", []):
-            text = output.get("text") or output.get("data", {}).get("text/plain", "")
-            found.append(re.sub(r"\x1b\[[0-9;]*m|0x[0-9a-f]+", "", text).rstrip())
+        parts = [
+            output.get("text") or output.get("data", {}).get("text/plain", "") + "\n"
+            for output in cell.get("outputs", [])
+        ]
+        text = re.sub(r"\x1b\[[0-9;]*m|0x[0-9a-f]+", "", "".join(parts))
+        lines = [line.rstrip() for line in text.splitlines()]
+        found += ["\n".join(lines).rstrip()] if any(lines) else []
     return found
 
 

@@ -235,3 +235,14 @@ def test_the_report_of_one_objective_does_not_speak_of_several(builder):
     page = render(analysis.load(builder.path))
     assert "The objectives against each other" not in page
     assert page.lower().count("cpus for each gpu:") == 1, "what is not shown is named once"
+
+
+def test_objectives_that_find_no_place_in_the_leaderboard_are_named_below_it(several):
+    many = [f"group/metric_number_{i}" for i in range(6)]
+    goals = {"eval/heldout": "maximize", **dict.fromkeys([COST, *many], "minimize")}
+    several.write("sweep.json", several.info | {"objectives": goals})
+    text = printed(analysis.render_leaderboard(analysis.load(several.path)))
+    assert "t0000  completed" in text, "no column is cut short"
+    assert "further objectives in leaderboard.csv: group/metric_number_" in " ".join(text.split())
+    assert "group/metric_number_5" in text
+    assert max(map(len, text.splitlines())) <= 100
