@@ -104,10 +104,10 @@ def main() -> None:
     seconds: dict[str, list[float]] = {"ours": [], "theirs": []}
     repeats = (3 if args.quick else 6) if args.model else (4 if args.quick else 25)
     for seed in range(repeats):
-        for name, side in (("ours", ours), ("theirs", theirs)):
+        for whose, side in (("ours", ours), ("theirs", theirs)):
             start = time.perf_counter()
             side(seed)
-            seconds[name].append(time.perf_counter() - start)
+            seconds[whose].append(time.perf_counter() - start)
     print(
         report(
             "generation", seconds["ours"][1:], seconds["theirs"][1:], TARGETS[name], "s/batch",
