@@ -34,7 +34,7 @@ def main() -> None:
                 figure = exhibit.plot(simulated)
             figure.savefig(PICTURES / f"{exhibit.name}.png", dpi=_DPI)
     curves = analysis.plot_learning_curves(analysis.load(DATA / "smollm"), CURVES)
-    curves.savefig(ROOT / "docs/images/smollm_curves.png", dpi=_DPI)
+    curves.savefig(ROOT / "docs/images/smollm_curves.png", dpi=_DPI * 0.8)
 
 
 def _simulated(path: Path) -> Path:
