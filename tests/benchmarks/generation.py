@@ -108,18 +108,11 @@ def main() -> None:
     seconds: dict[str, list[float]] = {side: [] for side in batches}
     repeats = (3 if args.quick else 6) if args.model else (4 if args.quick else 25)
     for seed in range(repeats):
-<<<<<<< HEAD
         for side, batch in batches.items():
             start = time.perf_counter()
             batch(seed)
             seconds[side].append(time.perf_counter() - start)
     measured = statistics.median(seconds["vllm"][1:]) if "vllm" in seconds else vllm
-=======
-        for whose, side in (("ours", ours), ("theirs", theirs)):
-            start = time.perf_counter()
-            side(seed)
-            seconds[whose].append(time.perf_counter() - start)
->>>>>>> smollm
     print(
         report(
             "generation", seconds["ours"][1:], seconds["theirs"][1:], TARGETS[name], "s/batch",
