@@ -15,6 +15,7 @@ import analysis
 from analysis import plots
 from analysis.plots import GALLERY
 from analysis.report import render
+from analysis.report.story import asked
 from analysis.statistics import hypervolume, objective_front, volume_course
 from rlhf_core.config import TrialConfig
 from rlhf_core.errors import ConfigError
@@ -160,12 +161,15 @@ def test_a_sweep_in_which_no_trial_measured_all_objectives(tmp_path):
 
 
 def test_the_report_has_what_is_about_one_objective_for_each(several):
-    page = render(analysis.load(several.path))
-    assert "Maximise eval/heldout and minimise cost/gpu_seconds under" in page
-    assert "chosen by the first, eval/heldout" in page
+    sweep = analysis.load(several.path)
+    told = " ".join(asked(sweep))
+    assert "Maximise eval/heldout and minimise cost/gpu_seconds under" in told
+    assert "chosen by the first, eval/heldout" in told
     for exhibit in GALLERY:
+        views = dict(exhibit.views(sweep))
+        assert len(views) == (2 if exhibit.each else 1)
         if exhibit.each:
-            assert f"{exhibit.title}: minimize cost/gpu_seconds" in page
+            assert views[f"{exhibit.title}: minimize cost/gpu_seconds"].metric == COST
 
 
 def test_parallel_coordinates_have_an_axis_for_each_objective(several):
