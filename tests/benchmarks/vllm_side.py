@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -43,4 +44,6 @@ def vllm_side(
             engine = VllmEngine(config, source, model, CPU)
         except ConfigError as error:
             return str(error)
-    return lambda seed: engine.sample(rows, sampling, seed)
+    # It refuses a token outside the vocabulary, with which the others never stop.
+    endless = replace(sampling, stop_ids=())
+    return lambda seed: engine.sample(rows, endless, seed)
