@@ -42,6 +42,11 @@ class Passes:
             )
         self._layers = layers if config.optim.gradient_checkpointing else []
 
+    @property
+    def plain(self) -> bool:
+        """Whether a pass that learns computes and keeps what any pass with gradients does."""
+        return not (self._layers or self._dropouts)
+
     def typed(self) -> contextlib.AbstractContextManager[None]:
         """Inside, matrix products have the type that was asked for."""
         return torch.autocast(self._device.type, torch.bfloat16, enabled=self._autocast)

@@ -46,8 +46,9 @@ class Trainer(Member):
         self.shapes = {name: p.shape for name, p in trained(model).items()}
         self.passes = Passes(config, model, device)
         self._engine: TrainingEngine | None = None
-        # Seed, version and number of the optimiser step.
+        # Seed, version and number of the optimiser step; the rows of its pass under way.
         self._step = (0, 0, 0)
+        self._rows: Sequence[int] = ()
 
     @property
     def group(self) -> Ranks:
@@ -109,7 +110,8 @@ class Trainer(Member):
         groups, stats = self.parts(experience.rollout, rows, settings), []
 
         def compute(part: Sequence[int]) -> Tensor:
-            batch = experience.select(part or rows[:1]).to(self.device)
+            self._rows = part or rows[:1]
+            batch = experience.select(self._rows).to(self.device)
             with self.passes.typed():
                 value, stat = loss(batch, counts)
             if part:

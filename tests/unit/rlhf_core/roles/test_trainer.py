@@ -48,6 +48,37 @@ def test_the_critic_moves_towards_the_returns(zoo: Zoo) -> None:
     assert error() < before - 0.01
 
 
+@pytest.mark.parametrize("case", ["whole batch", "part of it", "loaded", "another batch", "steps"])
+def test_the_pass_that_gave_the_values_is_that_of_the_first_step(
+    zoo: Zoo, case: str, tmp_path: Path
+) -> None:
+    """It saves a pass where it can, and the update is the same."""
+    batch = experience(zoo)
+    steps = [[3, 1, 4, 0, 5, 2, 6, 7], list(range(8))]
+    if case == "part of it":
+        steps[0] = steps[0][:6]
+    config = trial_config(zoo, ppo__minibatches=2 if case == "steps" else 1)
+    updated, passes = [], []
+    for asked in (True, False):
+        critic = role("critic", config)
+        if asked:
+            critic.values(CONTEXT, batch.rollout)
+        if case == "loaded":
+            critic.load(CONTEXT, str(tmp_path), critic.save(CONTEXT, str(tmp_path), 0))
+        shapes: list[torch.Size] = []
+        critic.model.trunk.get_input_embeddings().register_forward_hook(
+            lambda _module, inputs, _output, shapes=shapes: shapes.append(inputs[0].shape)
+        )
+        other = batch.select(range(7, -1, -1)) if case == "another batch" else batch
+        metrics = critic.update(CONTEXT, other, settings(steps, eps=1e-2, value_clip_range=0.2))
+        updated.append((weights(critic), metrics["value/loss"]))
+        passes.append(len(shapes))
+    assert passes == [1 if case == "whole batch" else 2, 2]
+    (ours, loss), (plain, expected) = updated
+    torch.testing.assert_close(ours, plain, rtol=1e-5, atol=1e-6)
+    assert loss == pytest.approx(expected, rel=1e-5)
+
+
 def test_the_entropy_bonus_raises_entropy(zoo: Zoo) -> None:
     flat = torch.zeros_like(experience(zoo).advantages_BT)
     batch = experience(zoo, advantages_BT=flat)
