@@ -216,10 +216,10 @@ def test_what_it_cannot_serve_is_refused_before_launch(
         make_ready(config)
 
 
-def _trial(made: Made) -> TrialConfig:
+def _trial(made: Made, **values: Any) -> TrialConfig:
     return made(
         budget__iterations=2, checkpoint__every_iterations=1, reward__function="core_rewards:length",
-        resources__roles__fused__gpus=0, eval__every_iterations=2,
+        resources__roles__fused__gpus=0, eval__every_iterations=2, **values,
     )  # fmt: skip
 
 
@@ -265,8 +265,13 @@ def test_a_resumed_trial_is_the_one_that_ran_through(
 
 
 @pytest.mark.ray
+@pytest.mark.parametrize(
+    "values",
+    [{}, {"sync__transport": "collective"}, {"sync__mode": "async", "sync__max_staleness": 1}],
+    ids=["plain", "collective", "async"],
+)
 def test_a_trial_on_ray_is_the_one_of_one_process(
-    made: Made, local: dict[int, dict[str, float]], ray_address: str, tmp_path: Path
+    made: Made, values: dict[str, Any], ray_address: str, tmp_path: Path
 ) -> None:
     import ray
     from ray.util.placement_group import placement_group, remove_placement_group
@@ -279,7 +284,8 @@ def test_a_trial_on_ray_is_the_one_of_one_process(
     )
     names = ("head", "rollout", "others")
     plan = PlacementPlan("split", "PACK", tuple(Bundle(n, 0.5, 0.0, 0.0) for n in names), workers)
-    config = _trial(made)
+    config = _trial(made, **values)
+    local = _local(config, LocalStore(tmp_path / "local"))
     env = {"env_vars": {"PYTHONPATH": os.environ["PYTHONPATH"]}}
     ray.init(address=ray_address, log_to_driver=False, logging_level="ERROR", runtime_env=env)
     try:
