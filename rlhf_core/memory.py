@@ -12,12 +12,11 @@ from dataclasses import dataclass
 from rlhf_core.config.trial import TrialConfig
 from rlhf_core.generation.blocks import held_cache
 from rlhf_core.models.gguf import cached_gguf, is_gguf
-from rlhf_core.models.size import ModelShape, shape_of
+from rlhf_core.models.size import ITEM_BYTES, ModelShape, shape_of
 from rlhf_core.runtime.placement import GB, PlacementPlan, WorkerPlace, plan_trial
 from rlhf_core.tasks.builtin import BUILTIN, RECIPES, cached_builtin
 from rlhf_core.tasks.folder import TaskFolder
 
-ITEM_BYTES = {"float32": 4, "bfloat16": 2}
 # A process with torch and transformers in it, before it reads a model; what a CUDA context takes of its GPU.
 PROCESS_BYTES = 450 * 10**6
 # What vLLM adds to it.

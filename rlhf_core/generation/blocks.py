@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from rlhf_core.config.trial import TrialConfig
-from rlhf_core.models.size import ModelShape
+from rlhf_core.models.size import ITEM_BYTES, ModelShape
 from rlhf_core.runtime.placement import GB
 
 # Tokens in a block: what vLLM's kernels for CPUs take, and a multiple of what those for GPUs do.
 CPU_BLOCK, GPU_BLOCK = 32, 64
-ITEM_BYTES = {"float32": 4, "bfloat16": 2}
 
 
 def rows_at_once(config: TrialConfig) -> int:

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-_BYTES = {"float32": 4, "float": 4, "bfloat16": 2, "float16": 2, "half": 2}
+# Bytes of a number, by the names that configurations and models' files have for its type.
+ITEM_BYTES = {"float32": 4, "float": 4, "bfloat16": 2, "float16": 2, "half": 2}
 # Architectures whose passes and decoding are this project's own.
 LEAN = ("llama", "qwen2")
 
@@ -96,9 +97,9 @@ def parameters_of(source: str) -> int | None:
     weights = sorted(folder.glob("pytorch_model*.bin"))
     config = _json(folder / "config.json")
     kind = str(config.get("dtype") or config.get("torch_dtype") or "float32")
-    if not weights or kind not in _BYTES:
+    if not weights or kind not in ITEM_BYTES:
         return None
-    return sum(file.stat().st_size for file in weights) // _BYTES[kind]
+    return sum(file.stat().st_size for file in weights) // ITEM_BYTES[kind]
 
 
 def tensors_of(source: str) -> list[tuple[str, list[int]]]:

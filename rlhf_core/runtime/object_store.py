@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from rlhf_core.config.trial import TrialConfig
 from rlhf_core.models.policy import policy_source
-from rlhf_core.models.size import parameters_of
+from rlhf_core.models.size import ITEM_BYTES, parameters_of
 
 # A version is read while the next one is written.
 VERSIONS = 2
@@ -16,7 +16,6 @@ BYTES_PER_TOKEN = 48
 # A batch lies there as it was sampled, as it is scored and as it is trained on.
 STAGES = 3
 MARGIN = 1.3
-ITEM_BYTES = {"float32": 4, "bfloat16": 2}
 
 
 @dataclass(frozen=True)
