@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from rlhf_core.config.generation import rests_between_batches
 from rlhf_core.config.trial import TrialConfig
 from rlhf_core.generation.blocks import held_cache
 from rlhf_core.models.gguf import cached_gguf, is_gguf
@@ -22,8 +23,9 @@ PROCESS_BYTES = 450 * 10**6
 # What vLLM adds to it.
 VLLM_BYTES = 400 * 10**6
 CONTEXT_BYTES = 600 * 10**6
-# Below this many float32 parameters a batch is decoded with a copy of the weights, see generation/folded.py.
-FOLD_BELOW = 30_000_000
+# Below these many float32 parameters batches are decoded with a copy of the weights, above the first one on CPUs
+# alone: generation/folded.py, generation/packed.py.
+FOLD_BELOW, PACK_BELOW = 30_000_000, 1 << 30
 # What other models' own passes keep, over what the passes of this project do.
 PLAIN_PASS = 1.5
 # Tensors over rows x vocabulary while a token is drawn.
@@ -209,7 +211,7 @@ def _worker(
     share, each = plan.share(worker), config.resources.gpu_memory_gb
     on_gpu = share.gpus > 0 and config.model.device != "cpu"
     engine = Engine.of(config)
-    roles = {role: role_memory(role, config, shapes, engine) for role in worker.roles}
+    roles = {role: role_memory(role, config, shapes, engine, on_gpu) for role in worker.roles}
     return WorkerMemory(
         worker.name,
         roles,
@@ -219,7 +221,9 @@ def _worker(
     )
 
 
-def role_memory(role: str, config: TrialConfig, shapes: Shapes, engine: Engine) -> RoleMemory:
+def role_memory(
+    role: str, config: TrialConfig, shapes: Shapes, engine: Engine, on_gpu: bool
+) -> RoleMemory:
     """What one worker of ``role`` holds."""
     item = ITEM_BYTES[config.model.dtype]
     if role == "reward":
@@ -237,12 +241,17 @@ def role_memory(role: str, config: TrialConfig, shapes: Shapes, engine: Engine) 
             # Its own copy, and the one in the host's memory that weights are delivered to.
             held = held_cache(config, shapes.policy, weights)
             return RoleMemory(2 * weights, offloaded=weights, held=held, process=VLLM_BYTES)
-        cache = _decoding(shapes.policy, config)
-        return RoleMemory(weights, cache=cache, shared=weights if engine.rank else 0)
-    return _trained(role, config, shapes, engine)
+        cache, copy = _decoding(shapes.policy, config), _copy(shapes.policy, config, on_gpu)
+        shared = weights if engine.rank else 0
+        if rests_between_batches(config):
+            return RoleMemory(weights, cache=cache + copy, shared=shared)
+        return RoleMemory(weights, cache=cache, held=copy, shared=shared)
+    return _trained(role, config, shapes, engine, on_gpu)
 
 
-def _trained(role: str, config: TrialConfig, shapes: Shapes, engine: Engine) -> RoleMemory:
+def _trained(
+    role: str, config: TrialConfig, shapes: Shapes, engine: Engine, on_gpu: bool
+) -> RoleMemory:
     """The learner, or the critic: the trunk of the reward model where it reads the policy's tokens."""
     policy, reward = shapes.policy, shapes.reward
     shape, count, from_policy = policy, policy.parameters, True
@@ -265,12 +274,13 @@ def _trained(role: str, config: TrialConfig, shapes: Shapes, engine: Engine) -> 
     held = gradients // (ranks if engine.sharded >= 2 else 1)
     optimiser //= ranks if engine.sharded else 1
     offloaded = {"none": 0, "optimizer": optimiser, "all": optimiser + weights}[engine.offload]
+    evaluation = _decoding(shape, config) + _copy(shape, config, on_gpu)
     return RoleMemory(
         weights,
         held,
         optimiser,
         activations=_update(shape, config, role, ranks, engine, gradients),
-        cache=_decoding(shape, config) if role == "learner" else 0,
+        cache=evaluation if role == "learner" else 0,
         offloaded=offloaded,
         shared=item * count if engine.rank and from_policy else 0,
     )
@@ -348,11 +358,17 @@ def _update(
 
 
 def _decoding(shape: ModelShape, config: TrialConfig) -> int:
-    """Keys and values of the largest chunk, its logits, and a copy of the weights where they are folded."""
+    """Keys and values of the largest chunk, and its logits."""
     rows, item = _chunk(config), ITEM_BYTES[config.model.dtype]
     cache = rows * _length(config) * shape.layers * 2 * shape.key * item
-    folded = shape.lean and item == 4 and shape.parameters < FOLD_BELOW
-    return cache + rows * shape.vocabulary * 4 * DRAWN + (item * shape.parameters if folded else 0)
+    return cache + rows * shape.vocabulary * 4 * DRAWN
+
+
+def _copy(shape: ModelShape, config: TrialConfig, on_gpu: bool) -> int:
+    """The weights in the form that is decoded with; the head has its own where the model ties it."""
+    item, below = ITEM_BYTES[config.model.dtype], FOLD_BELOW if on_gpu else PACK_BELOW
+    copied = shape.lean and item == 4 and shape.parameters < below
+    return item * shape.parameters if copied else 0
 
 
 def memory_problems(config: TrialConfig) -> list[str]:

@@ -25,13 +25,16 @@ class VllmConfig(Group):
 
 
 def rests_between_batches(config: TrialConfig) -> bool:
-    """Whether rollouts give up their memory after each batch, because others of their GPU compute then."""
-    resources = config.resources
-    if config.rollout.engine == "native" or config.sync.mode == "async":
+    """Whether rollouts give up their memory after each batch, because others beside them compute then.
+
+    vLLM has a part of a GPU, the native engine a copy of the weights in its process.
+    """
+    resources, native = config.resources, config.rollout.engine == "native"
+    if config.sync.mode == "async":
         return False
     if resources.layout == "fused":
-        return resources.roles.fused.gpus > 0
-    if resources.layout == "split" or not resources.roles.rollout.gpus:
+        return native or resources.roles.fused.gpus > 0
+    if native or resources.layout == "split" or not resources.roles.rollout.gpus:
         return False
     sharing = next((s.roles for s in resources.colocate if "rollout" in s.roles), ())
     return len(set(sharing) & set(config.roles)) > 1

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -10,6 +12,7 @@ from torch import Tensor, nn
 
 from rlhf_core.generation.folded import FoldedDecoder, folds
 from rlhf_core.generation.llama import LlamaDecoder, plain_llama
+from rlhf_core.generation.packed import PackedDecoder, packs
 
 
 class Decoder(Protocol):
@@ -24,18 +27,19 @@ class Decoder(Protocol):
         ...
 
 
-def make_decoder(model: nn.Module, mask_BP: Tensor, max_new_tokens: int) -> Decoder:
-    """The decoder for ``model``.
+MakeDecoder = Callable[[Tensor, int], Decoder]
+"""From a batch's mask, 1 on prompt tokens and 0 on left padding, [B, P], and the steps that may follow."""
 
-    Args:
-        model: A causal model with a key-value cache.
-        mask_BP: 1 on prompt tokens, 0 on left padding.
-        max_new_tokens: Steps that may follow the prompts.
+
+def decoders_of(model: nn.Module) -> MakeDecoder:
+    """Makes decoders with the weights that ``model``, a causal one with a key-value cache, has at this moment.
+
+    They may be those of a later moment where no copy is needed: use it only as long as the weights stay.
     """
-    if plain_llama(model):
-        kind = FoldedDecoder if folds(model) else LlamaDecoder
-        return kind(model, mask_BP, max_new_tokens)
-    return ModuleDecoder(model, mask_BP)
+    if not plain_llama(model):
+        return lambda mask_BP, _: ModuleDecoder(model, mask_BP)
+    kind = FoldedDecoder if folds(model) else PackedDecoder if packs(model) else LlamaDecoder
+    return partial(kind, model, kind.weights_of(model))
 
 
 class ModuleDecoder:

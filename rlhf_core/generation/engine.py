@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from rlhf_core.config.trial import TrialConfig
-from rlhf_core.generation.sampler import Sampling, sample
+from rlhf_core.generation.decoders import MakeDecoder, decoders_of
+from rlhf_core.generation.sampler import Sampling, sample_with
 
 
 class GenerationEngine(Protocol):
@@ -39,7 +40,9 @@ class GenerationEngine(Protocol):
 
 
 class NativeEngine:
-    """This project's own sampler, on the owner's very model.
+    """This project's own sampler.
+
+    What decoding needs of the weights is taken when a batch is sampled first, and again after ``refresh``.
 
     Args:
         model: A causal model with a key-value cache.
@@ -47,20 +50,24 @@ class NativeEngine:
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
+        self._decoders: MakeDecoder | None = None
 
     def sample(
         self, prompts: Sequence[Sequence[int]], sampling: Sampling, seed: int
     ) -> tuple[Tensor, Tensor, Tensor]:
-        return sample(self.model, prompts, sampling, seed)
+        if self._decoders is None:
+            self._decoders = decoders_of(self.model)
+        device = next(self.model.parameters()).device
+        return sample_with(self._decoders, device, prompts, sampling, seed)
 
     def refresh(self) -> None:
-        """Nothing to do: there is one copy of the weights."""
+        self._decoders = None
 
     def rest(self) -> None:
-        """Nothing to do: what a batch needs goes with it."""
+        self._decoders = None
 
     def close(self) -> None:
-        """Nothing to do."""
+        self._decoders = None
 
 
 def home_of(config: TrialConfig, device: torch.device) -> torch.device:

@@ -8,13 +8,22 @@ for a batch.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import silu
 
-from rlhf_core.generation.llama import Layer, LlamaDecoder, Projection, parts_of
+from rlhf_core.generation.llama import (
+    Affine,
+    Heads,
+    Layer,
+    LlamaDecoder,
+    Projection,
+    Weights,
+    parts_of,
+)
 
 # Below this many float32 parameters; above, the copy would cost more memory than its speed is worth.
 FOLD_BELOW = 30_000_000
@@ -29,50 +38,59 @@ def folds(model: Any) -> bool:
 class FoldedDecoder(LlamaDecoder):
     """Decodes one batch of a small model; for the arguments see ``LlamaDecoder``."""
 
-    def __init__(self, model: Any, mask_BP: Tensor, max_new_tokens: int) -> None:
-        super().__init__(model, mask_BP, max_new_tokens)
+    def __init__(self, model: Any, weights: Weights, mask_BP: Tensor, max_new_tokens: int) -> None:
+        super().__init__(model, weights, mask_BP, max_new_tokens)
         self.scale = 1.0
-        self.step_of_one = _StepOfOne(self)
+        # |x|^2 + width x eps = hypot(|x|, floor)^2, and the root of the width goes into the weights.
+        width, like = self.embedding.shape[1], self.embedding
+        self.floor = torch.full((), (width * self.eps) ** 0.5, device=like.device)
+        self.step_of_one = self._step_of_one()
+
+    @classmethod
+    @torch.no_grad()
+    def weights_of(cls, model: Any) -> Weights:
+        heads, root = Heads.of(model), model.config.hidden_size**0.5
+        layers = [cls._folded(layer, heads, root) for layer in model.model.layers]
+        head = _scaled(Projection.of(model.lm_head), model.model.norm.weight * root)
+        return Weights(layers, cls._laid(head), None)
+
+    @classmethod
+    def _folded(cls, layer: Any, heads: Heads, root: float) -> Layer:
+        parts = parts_of(layer)
+        query, key, value = (part.merged for part in parts["qkv"])
+        query, key = _paired(query, heads.size), _paired(key, heads.size)
+        scaled = Projection(*(t if t is None else t * heads.size**-0.5 for t in query[:2]))
+        # Query heads lie by group first, so that a key head's are one strided matrix.
+        qkv = _joined((_by_group(scaled, heads.key, heads.groups), key, value))
+        gate_up = _scaled(_joined(parts["gate_up"]), parts["norm_out"] * root)
+        return Layer(
+            norm_in=None,
+            norm_out=None,
+            qkv=(cls._laid(_scaled(qkv, parts["norm_in"] * root)),),
+            out=cls._laid(parts["out"].merged),
+            gate_up=(cls._laid(gate_up),),
+            down=cls._laid(parts["down"].merged),
+        )
+
+    @staticmethod
+    def _laid(projection: Projection) -> Affine:
+        """A folded projection in the form that is kept."""
+        return projection
+
+    def _step_of_one(self) -> Callable[[Tensor, int, Tensor | None], Tensor] | None:
+        """What decodes a single token of every row; None: as any other number of them."""
+        return _StepOfOne(self)
 
     @torch.inference_mode()
     def step(self, ids_BS: Tensor) -> Tensor:
-        if ids_BS.shape[1] > 1:
+        if ids_BS.shape[1] > 1 or self.step_of_one is None:
             return super().step(ids_BS)
         place, self.used = self.used, self.used + 1
         return self.step_of_one(ids_BS[:, 0], place, self._bias(self.used))
 
     def keep(self, rows: Tensor) -> None:
         super().keep(rows)
-        self.step_of_one = _StepOfOne(self)
-
-    def _take(self, model: Any) -> None:
-        width = self.embedding.shape[1]
-        # |x|^2 + width x eps = hypot(|x|, floor)^2, and the root of the width goes into the weights.
-        self.floor = torch.full((), (width * self.eps) ** 0.5, device=self.embedding.device)
-        self.layers = [self._folded(layer, width**0.5) for layer in model.model.layers]
-        norm = model.model.norm.weight * width**0.5
-        self.head, self.norm = _scaled(Projection.of(model.lm_head), norm), None
-
-    def _folded(self, layer: Any, root: float) -> Layer:
-        parts = parts_of(layer)
-        query, key, value = (part.merged for part in parts["qkv"])
-        query, key = self._paired(query), self._paired(key)
-        scaled = Projection(*(t if t is None else t * self.head_dim**-0.5 for t in query[:2]))
-        # Query heads lie by group first, so that a key head's are one strided matrix.
-        qkv = _joined((_by_group(scaled, self.kv_heads, self.groups), key, value))
-        return Layer(
-            norm_in=None,
-            norm_out=None,
-            qkv=(_scaled(qkv, parts["norm_in"] * root),),
-            out=parts["out"].merged,
-            gate_up=(_scaled(_joined(parts["gate_up"]), parts["norm_out"] * root),),
-            down=parts["down"].merged,
-        )
-
-    def _paired(self, part: Projection) -> Projection:
-        """Rows of each head as rotary pairs: 0, D/2, 1, D/2 + 1, ..."""
-        rows = torch.arange(len(part.weight), device=part.weight.device)
-        return _rows(part, rows.view(-1, 2, self.head_dim // 2).transpose(1, 2).flatten())
+        self.step_of_one = self._step_of_one()
 
     def _rotary(self, cos_BRD: Tensor, sin_BRD: Tensor) -> tuple[Tensor, ...]:
         half = self.head_dim // 2
@@ -171,6 +189,12 @@ def _joined(parts: tuple[Projection, ...]) -> Projection:
     return Projection(
         torch.cat([part.weight for part in merged]), torch.cat(biases) if biases else None
     )
+
+
+def _paired(part: Projection, size: int) -> Projection:
+    """Rows of each head as rotary pairs: 0, D/2, 1, D/2 + 1, ..."""
+    rows = torch.arange(len(part.weight), device=part.weight.device)
+    return _rows(part, rows.view(-1, 2, size // 2).transpose(1, 2).flatten())
 
 
 def _rows(part: Projection, order: Tensor) -> Projection:

@@ -1,13 +1,15 @@
 """A lean decode path for the Llama family: the module's own weights, a preallocated cache, few operations a layer.
 
 The Hugging Face module spends most of a small model's decode step on bookkeeping. Here a step is the arithmetic
-alone; adapters are computed beside the weights that they adapt. Small models are decoded with copies of the
-weights that need still fewer operations, see ``folded.py``. Anything that is not plainly Llama-shaped (sliding
-windows, other norms) is left to the fallback.
+alone; adapters are computed beside the weights that they adapt. Most models are decoded with copies of the
+weights: small ones such that a step needs still fewer operations (``folded.py``), larger ones on a CPU such that
+its products are faster (``packed.py``). Anything that is not plainly Llama-shaped (sliding windows, other norms)
+is left to the fallback.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -19,6 +21,9 @@ from rlhf_core.models.llama import of_family
 from rlhf_core.models.lora import ADAPTER, is_adapted
 
 FAMILY = ("LlamaForCausalLM", "Qwen2ForCausalLM")
+
+Affine = Callable[[Tensor], Tensor]
+"""A linear layer: a ``Projection``, or one in another form."""
 
 
 class Projection(NamedTuple):
@@ -57,10 +62,34 @@ class Layer:
 
     norm_in: Tensor | None
     norm_out: Tensor | None
-    qkv: tuple[Projection, ...]
-    out: Projection
-    gate_up: tuple[Projection, ...]
-    down: Projection
+    qkv: tuple[Affine, ...]
+    out: Affine
+    gate_up: tuple[Affine, ...]
+    down: Affine
+
+
+@dataclass(frozen=True)
+class Weights:
+    """What decoders read, of the moment at which it was taken."""
+
+    layers: list[Layer]
+    head: Affine
+    norm: Tensor | None
+
+
+@dataclass(frozen=True)
+class Heads:
+    """How a model attends: ``groups`` query heads share a key head."""
+
+    query: int
+    key: int
+    groups: int
+    size: int
+
+    @classmethod
+    def of(cls, model: Any) -> Heads:
+        query, key = model.config.num_attention_heads, model.config.num_key_value_heads
+        return cls(query, key, query // key, model.model.layers[0].self_attn.head_dim)
 
 
 def plain_llama(model: nn.Module) -> bool:
@@ -79,23 +108,22 @@ def plain_llama(model: nn.Module) -> bool:
 
 
 class LlamaDecoder:
-    """Decodes one batch with the weights that ``model`` has now.
+    """Decodes one batch.
 
     Args:
         model: A causal model that ``plain_llama`` accepts.
+        weights: What ``weights_of`` took of it.
         mask_BP: 1 on prompt tokens, 0 on left padding.
         max_new_tokens: Steps the cache has room for.
     """
 
-    def __init__(self, model: Any, mask_BP: Tensor, max_new_tokens: int) -> None:
-        trunk, config = model.model, model.config
-        self.eps = config.rms_norm_eps
-        self.heads, self.kv_heads = config.num_attention_heads, config.num_key_value_heads
-        self.groups = self.heads // self.kv_heads
-        self.head_dim = trunk.layers[0].self_attn.head_dim
-        self.scale = self.head_dim**-0.5
+    def __init__(self, model: Any, weights: Weights, mask_BP: Tensor, max_new_tokens: int) -> None:
+        trunk, heads = model.model, Heads.of(model)
+        self.eps = model.config.rms_norm_eps
+        self.heads, self.kv_heads, self.groups = heads.query, heads.key, heads.groups
+        self.head_dim, self.scale = heads.size, heads.size**-0.5
         self.embedding = like = trunk.embed_tokens.weight
-        self._take(model)
+        self.layers, self.head, self.norm = weights.layers, weights.head, weights.norm
         self.used, self.rows = 0, len(mask_BP)
         room = mask_BP.shape[1] + max_new_tokens
         # A head's rows lie together, so that a step's products are one batch without copies.
@@ -107,10 +135,11 @@ class LlamaDecoder:
         positions_BR = torch.cat([positions_BP, positions_BP[:, -1:] + ahead], dim=1)
         self.rotary = self._rotary(*trunk.rotary_emb(like, positions_BR))
 
-    def _take(self, model: Any) -> None:
-        """Reads the weights."""
-        self.layers = [Layer(**parts_of(layer)) for layer in model.model.layers]
-        self.head, self.norm = Projection.of(model.lm_head), model.model.norm.weight
+    @classmethod
+    def weights_of(cls, model: Any) -> Weights:
+        """The weights that ``model`` has now, in the form that is decoded with; here its very own."""
+        layers = [Layer(**parts_of(layer)) for layer in model.model.layers]
+        return Weights(layers, Projection.of(model.lm_head), model.model.norm.weight)
 
     def _rotary(self, cos_BRD: Tensor, sin_BRD: Tensor) -> tuple[Tensor, ...]:
         return cos_BRD.unsqueeze(2), sin_BRD.unsqueeze(2)
@@ -234,7 +263,7 @@ def _padding_bias(mask_BP: Tensor, room: int, dtype: torch.dtype) -> Tensor | No
     return bias_BR
 
 
-def _projected(x: Tensor, parts: tuple[Projection, ...]) -> Tensor:
+def _projected(x: Tensor, parts: tuple[Affine, ...]) -> Tensor:
     if len(parts) == 1:
         return parts[0](x)
     return torch.cat([part(x) for part in parts], -1)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from rlhf_core.generation.decoders import make_decoder
+from rlhf_core.generation.decoders import MakeDecoder, decoders_of
 
 # Finished rows are decoded along until this share of the batch is left; moving the cache has its price too.
 COMPACT_AT = 0.75
@@ -39,14 +39,27 @@ class Sampling:
     top_k: int = 0
 
 
-@torch.no_grad()
 def sample(
     model: nn.Module, prompts: Sequence[Sequence[int]], sampling: Sampling, seed: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """``sample_with`` the weights that ``model``, a causal one with a key-value cache, has now."""
+    device = next(model.parameters()).device
+    return sample_with(decoders_of(model), device, prompts, sampling, seed)
+
+
+@torch.no_grad()
+def sample_with(
+    decoders: MakeDecoder,
+    device: torch.device,
+    prompts: Sequence[Sequence[int]],
+    sampling: Sampling,
+    seed: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Samples one response to each prompt.
 
     Args:
-        model: A causal model with a key-value cache.
+        decoders: Makes the batch's decoder.
+        device: Where it computes.
         prompts: Token ids; each at least one token.
         sampling: How to sample.
         seed: Seed of this batch; the same batch and seed give the same tokens.
@@ -54,11 +67,10 @@ def sample(
     Returns:
         ``(tokens_BT, logprobs_BT, mask_BT)``: int64 padded with ``pad_id``, float32 and bool.
     """
-    device = next(model.parameters()).device
     ids_BP, mask_BP = _left_pad(prompts, sampling.pad_id, device)
     generator = torch.Generator(device=device).manual_seed(seed)
     depth = sampling.max_new_tokens
-    decoder, book = make_decoder(model, mask_BP, depth), _Book(len(prompts), sampling, device)
+    decoder, book = decoders(mask_BP, depth), _Book(len(prompts), sampling, device)
     step_ids = ids_BP
     for _ in range(depth):
         picked_B1, prob_B1 = _draw(decoder.step(step_ids), sampling, generator)

@@ -40,7 +40,11 @@ class LearnerRole(Trainer):
     def generate(self, context: CallContext, chunk: Chunk) -> Rollout:
         """Responses under the current weights, for evaluation: rollouts may hold older ones."""
         with self.engine.whole(self.model.parameters()):
-            return self.sampler("learner", chunk, context.version or 0)
+            try:
+                return self.sampler("learner", chunk, context.version or 0)
+            finally:
+                # Every update changes the weights.
+                self.sampler.engine.refresh()
 
     def update(
         self, context: CallContext, experience: Experience, settings: UpdateSettings

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,11 @@ from tiny_rollouts import trial_config
 from transformers import AutoModelForCausalLM
 
 from rlhf_core.config import TrialConfig
-from rlhf_core.generation import folded
+from rlhf_core.generation import folded, packed
 from rlhf_core.memory import (
     CONTEXT_BYTES,
     FOLD_BELOW,
+    PACK_BELOW,
     PROCESS_BYTES,
     Engine,
     RoleMemory,
@@ -37,8 +39,14 @@ def _shapes(shape: ModelShape = BIG) -> Shapes:
     return Shapes(shape, shape, None, ())
 
 
-def _role(role: str, config: TrialConfig, engine: Engine = PLAIN) -> RoleMemory:
-    return role_memory(role, config, _shapes(), engine)
+def _role(
+    role: str,
+    config: TrialConfig,
+    engine: Engine = PLAIN,
+    shape: ModelShape = BIG,
+    on_gpu: bool = False,
+) -> RoleMemory:
+    return role_memory(role, config, _shapes(shape), engine, on_gpu)
 
 
 @pytest.mark.parametrize("family", ["Llama", "GPT2", "Qwen2"])
@@ -60,8 +68,23 @@ def test_a_folder_that_says_too_little_has_no_shape(tmp_path: Path) -> None:
     assert shape_of(str(tmp_path)) is None
 
 
-def test_the_copy_for_decoding_is_the_decoders_own() -> None:
-    assert FOLD_BELOW == folded.FOLD_BELOW
+def test_the_copy_for_decoding_is_the_decoders_own(zoo: Zoo) -> None:
+    assert (FOLD_BELOW, PACK_BELOW) == (folded.FOLD_BELOW, packed.PACK_BELOW)
+    fused, split = trial_config(zoo), trial_config(zoo, resources__layout="split")
+    small, middle = (replace(BIG, parameters=count) for count in (FOLD_BELOW - 1, PACK_BELOW - 1))
+    none = _role("rollout", fused).cache
+    for shape in (small, middle):
+        copy = 4 * shape.parameters
+        resting = _role("rollout", fused, shape=shape)
+        # It goes before the process trains, and stays in a process that only samples.
+        assert (resting.held, resting.cache) == (0, none + copy)
+        staying = _role("rollout", split, shape=shape)
+        assert (staying.held, staying.cache) == (copy, none)
+        assert _role("learner", split, shape=shape).cache == none + copy
+    assert _role("rollout", split, shape=middle, on_gpu=True).held == 0
+    assert _role("rollout", split, shape=small, on_gpu=True).held > 0
+    half = trial_config(zoo, resources__layout="split", model__dtype="bfloat16")
+    assert _role("rollout", half, shape=middle).held == 0
 
 
 def test_what_a_trained_role_keeps(zoo: Zoo) -> None:

@@ -87,7 +87,16 @@ def test_rollouts_rest_where_others_of_their_gpu_compute_meanwhile(
     values: dict[str, Any], rests: bool
 ) -> None:
     assert rests_between_batches(apply(TrialConfig(), {**VLLM, **values})) is rests
-    assert not rests_between_batches(apply(TrialConfig(), values))
+
+
+@pytest.mark.parametrize(
+    ("values", "rests"),
+    [({}, True), ({"sync.mode": "async"}, False), (SPLIT, False), (COLOCATED, False)],
+)
+def test_rollouts_of_the_native_engine_rest_where_their_process_trains_meanwhile(
+    values: dict[str, Any], rests: bool
+) -> None:
+    assert rests_between_batches(apply(TrialConfig(), values)) is rests
 
 
 def test_a_process_with_vllm_serves_no_other_trial() -> None:

@@ -8,8 +8,9 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
-from rlhf_core.generation import folded, llama
-from rlhf_core.generation.decoders import ModuleDecoder, make_decoder
+from rlhf_core.generation import folded, llama, packed
+from rlhf_core.generation.decoders import ModuleDecoder, decoders_of
+from rlhf_core.generation.engine import NativeEngine
 from rlhf_core.generation.sampler import Sampling, sample
 
 SHAPE: dict[str, Any] = {
@@ -41,6 +42,17 @@ MODELS = {
 MASK = torch.tensor([[1, 1, 1, 1, 1], [0, 0, 1, 1, 1], [0, 0, 0, 0, 1], [0, 1, 1, 1, 1]])
 
 
+KINDS = [llama.LlamaDecoder, folded.FoldedDecoder, packed.PackedDecoder]
+
+
+def decode_with(kind: type[llama.LlamaDecoder], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Has models of any size decoded by ``kind``."""
+    if kind is packed.PackedDecoder and not packed.packs(model_of("llama")):
+        pytest.skip("this machine lays out no matrices in advance")
+    monkeypatch.setattr(folded, "FOLD_BELOW", 10**9 if kind is folded.FoldedDecoder else 0)
+    monkeypatch.setattr(packed, "PACK_BELOW", 10**9 if kind is packed.PackedDecoder else 0)
+
+
 def model_of(name: str) -> Any:
     torch.manual_seed(1)
     model = MODELS[name]().eval()
@@ -52,17 +64,18 @@ def model_of(name: str) -> Any:
 
 
 @pytest.mark.parametrize("mask", [MASK, torch.ones_like(MASK)], ids=["padded", "full"])
-@pytest.mark.parametrize("fold_below", [0, 10**9])
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", MODELS)
 @torch.no_grad()
 def test_logits_equal_the_modules_at_every_step(
-    name: str, fold_below: int, mask: torch.Tensor, monkeypatch: pytest.MonkeyPatch
+    name: str, kind: type[llama.LlamaDecoder], mask: torch.Tensor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(folded, "FOLD_BELOW", fold_below)
+    decode_with(kind, monkeypatch)
     model = model_of(name)
     assert llama.plain_llama(model)
     generator = torch.Generator().manual_seed(0)
-    lean, plain = make_decoder(model, mask, 6), ModuleDecoder(model, mask)
+    lean, plain = decoders_of(model)(mask, 6), ModuleDecoder(model, mask)
+    assert type(lean) is kind
     ids = torch.randint(2, 50, mask.shape, generator=generator)
     for step in range(7):
         logits = lean.step(ids)
@@ -75,15 +88,38 @@ def test_logits_equal_the_modules_at_every_step(
         ids = torch.randint(2, 50, (len(logits), 1), generator=generator)
 
 
+@pytest.mark.parametrize("kind", KINDS)
 @torch.no_grad()
-def test_the_decoder_uses_the_weights_of_the_moment() -> None:
+def test_decoders_use_the_weights_of_the_moment(
+    kind: type[llama.LlamaDecoder], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decode_with(kind, monkeypatch)
     model = model_of("llama")
     ids = torch.randint(2, 50, MASK.shape)
-    before = make_decoder(model, MASK, 2).step(ids)
+    before = decoders_of(model)(MASK, 2).step(ids)
     model.model.layers[0].self_attn.q_proj.weight.mul_(2)
-    after = make_decoder(model, MASK, 2).step(ids)
+    after = decoders_of(model)(MASK, 2).step(ids)
     assert not torch.equal(before, after)
     torch.testing.assert_close(after, ModuleDecoder(model, MASK).step(ids), atol=2e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("told", ["refresh", "rest"])
+@pytest.mark.parametrize("kind", KINDS)
+@torch.no_grad()
+def test_an_engine_that_was_told_samples_with_the_new_weights(
+    kind: type[llama.LlamaDecoder], told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decode_with(kind, monkeypatch)
+    model, prompts = model_of("llama"), [[10, 7, 9], [4]] * 4
+    engine, sampling = NativeEngine(model), Sampling(8, 1.0, (1,), pad_id=0)
+    before = engine.sample(prompts, sampling, 5)
+    assert all(map(torch.equal, before, engine.sample(prompts, sampling, 5)))
+    # In place and unseen by autograd, as a delivery writes them.
+    model.model.layers[0].self_attn.q_proj.weight.data.mul_(2)
+    getattr(engine, told)()
+    after = engine.sample(prompts, sampling, 5)
+    assert not torch.equal(before[1], after[1])
+    assert all(map(torch.equal, after, sample(model, prompts, sampling, seed=5)))
 
 
 def test_what_is_not_plainly_llama_goes_to_the_module() -> None:
@@ -99,7 +135,7 @@ def test_what_is_not_plainly_llama_goes_to_the_module() -> None:
     assert not llama.plain_llama(windowed)
     gelu = LlamaForCausalLM(LlamaConfig(**SHAPE, hidden_act="gelu"))
     assert not llama.plain_llama(gelu)
-    assert isinstance(make_decoder(windowed, MASK, 2), ModuleDecoder)
+    assert isinstance(decoders_of(windowed)(MASK, 2), ModuleDecoder)
 
 
 def test_finished_rows_leave_the_batch_and_the_others_do_not_notice() -> None:

@@ -12,8 +12,8 @@ from tiny_rollouts import CONTEXT, CPU, experience, role, settings, trial_config
 
 from rlhf_core.engines.base import trained
 from rlhf_core.errors import ConfigError
-from rlhf_core.generation import folded
-from rlhf_core.generation.decoders import ModuleDecoder, make_decoder
+from rlhf_core.generation import folded, packed
+from rlhf_core.generation.decoders import ModuleDecoder, decoders_of
 from rlhf_core.generation.llama import plain_llama
 from rlhf_core.models import forward, llama
 from rlhf_core.models.load import load_policy
@@ -80,16 +80,21 @@ def _rollout(zoo: Zoo, family: str, generate: Any) -> Any:
     return generate(CONTEXT, Chunk(0, prompts(trial_config(zoo, family)), 3))
 
 
-@pytest.mark.parametrize("fold_below", [0, 10**9], ids=["beside", "merged"])
+@pytest.mark.parametrize(
+    ("fold_below", "pack_below"),
+    [(0, 0), (10**9, 0), (0, 10**9)],
+    ids=["beside", "merged", "packed"],
+)
 @torch.no_grad()
 def test_decoding_computes_the_adapters(
-    zoo: Zoo, fold_below: int, monkeypatch: pytest.MonkeyPatch
+    zoo: Zoo, fold_below: int, pack_below: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(folded, "FOLD_BELOW", fold_below)
+    monkeypatch.setattr(packed, "PACK_BELOW", pack_below)
     model = adapted_role(zoo, "learner").model
     mask = torch.tensor([[1, 1, 1], [0, 1, 1]])
     assert plain_llama(model)
-    lean, plain = make_decoder(model, mask, 3), ModuleDecoder(model, mask)
+    lean, plain = decoders_of(model)(mask, 3), ModuleDecoder(model, mask)
     generator = torch.Generator().manual_seed(0)
     ids = torch.randint(2, 20, mask.shape, generator=generator)
     for _ in range(3):
