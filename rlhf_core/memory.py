@@ -1,7 +1,8 @@
 """How much memory each worker of a trial needs, from its configuration and the shapes of its models. No torch.
 
 An estimate of the peak: what stays (weights, gradients, optimiser) is counted exactly, what comes and goes
-(activations of the largest pass, cache of the largest batch) from the tensors that this project's passes keep.
+(activations of each role's largest pass, cache of its largest batch) from the tensors that this project's passes
+keep.
 """
 
 from __future__ import annotations
@@ -117,13 +118,22 @@ class WorkerMemory:
     gpu_limit: float | None
 
     @property
+    def passing(self) -> int:
+        """Bytes of what comes and goes. A GPU's allocator has one role's for the next.
+
+        The C library gives back the end of its heap alone: what a pass frees lies between what others hold, and
+        the next role's pass seldom finds a place in it that is large enough.
+        """
+        passing = [part.passing for part in self.roles.values()]
+        return max(passing, default=0) if self.on_gpu else sum(passing)
+
+    @property
     def models(self) -> int:
         """Bytes of all that the roles hold at the peak."""
         parts = self.roles.values()
         common = [part.shared for part in parts]
         again = sum(common) - max(common, default=0)
-        passing = max((part.passing for part in parts), default=0)
-        return sum(part.standing for part in parts) - again + passing
+        return sum(part.standing for part in parts) - again + self.passing
 
     @property
     def gpu(self) -> int:
@@ -400,8 +410,8 @@ def in_parts(worker: WorkerMemory) -> str:
         "weights": sum(part.weights for part in roles) - sum(common) + max(common, default=0),
         "gradients": sum(part.gradients for part in roles),
         "optimiser": sum(part.optimiser for part in roles),
-        "activations": max((part.activations for part in roles), default=0),
-        "cache": max((part.cache for part in roles), default=0) + sum(p.held for p in roles),
+        "cache": sum(part.held for part in roles),
+        "passes": worker.passing,
         "process": 0 if worker.on_gpu else PROCESS_BYTES + sum(p.process for p in roles),
     }
     return ", ".join(f"{name} {size / GB:.2f}" for name, size in sums.items() if size >= 5e6)

@@ -8,7 +8,6 @@ for a batch.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -16,7 +15,6 @@ from torch import Tensor
 from torch.nn.functional import silu
 
 from rlhf_core.generation.llama import (
-    Affine,
     Heads,
     Layer,
     LlamaDecoder,
@@ -44,53 +42,26 @@ class FoldedDecoder(LlamaDecoder):
         # |x|^2 + width x eps = hypot(|x|, floor)^2, and the root of the width goes into the weights.
         width, like = self.embedding.shape[1], self.embedding
         self.floor = torch.full((), (width * self.eps) ** 0.5, device=like.device)
-        self.step_of_one = self._step_of_one()
+        self.step_of_one = _StepOfOne(self)
 
     @classmethod
     @torch.no_grad()
     def weights_of(cls, model: Any) -> Weights:
         heads, root = Heads.of(model), model.config.hidden_size**0.5
-        layers = [cls._folded(layer, heads, root) for layer in model.model.layers]
+        layers = [_folded(layer, heads, root) for layer in model.model.layers]
         head = _scaled(Projection.of(model.lm_head), model.model.norm.weight * root)
-        return Weights(layers, cls._laid(head), None)
-
-    @classmethod
-    def _folded(cls, layer: Any, heads: Heads, root: float) -> Layer:
-        parts = parts_of(layer)
-        query, key, value = (part.merged for part in parts["qkv"])
-        query, key = _paired(query, heads.size), _paired(key, heads.size)
-        scaled = Projection(*(t if t is None else t * heads.size**-0.5 for t in query[:2]))
-        # Query heads lie by group first, so that a key head's are one strided matrix.
-        qkv = _joined((_by_group(scaled, heads.key, heads.groups), key, value))
-        gate_up = _scaled(_joined(parts["gate_up"]), parts["norm_out"] * root)
-        return Layer(
-            norm_in=None,
-            norm_out=None,
-            qkv=(cls._laid(_scaled(qkv, parts["norm_in"] * root)),),
-            out=cls._laid(parts["out"].merged),
-            gate_up=(cls._laid(gate_up),),
-            down=cls._laid(parts["down"].merged),
-        )
-
-    @staticmethod
-    def _laid(projection: Projection) -> Affine:
-        """A folded projection in the form that is kept."""
-        return projection
-
-    def _step_of_one(self) -> Callable[[Tensor, int, Tensor | None], Tensor] | None:
-        """What decodes a single token of every row; None: as any other number of them."""
-        return _StepOfOne(self)
+        return Weights(layers, head, None)
 
     @torch.inference_mode()
     def step(self, ids_BS: Tensor) -> Tensor:
-        if ids_BS.shape[1] > 1 or self.step_of_one is None:
+        if ids_BS.shape[1] > 1:
             return super().step(ids_BS)
         place, self.used = self.used, self.used + 1
         return self.step_of_one(ids_BS[:, 0], place, self._bias(self.used))
 
     def keep(self, rows: Tensor) -> None:
         super().keep(rows)
-        self.step_of_one = self._step_of_one()
+        self.step_of_one = _StepOfOne(self)
 
     def _rotary(self, cos_BRD: Tensor, sin_BRD: Tensor) -> tuple[Tensor, ...]:
         half = self.head_dim // 2
@@ -164,6 +135,23 @@ class _StepOfOne:
         return _affine(decoder._normed(hidden, None), *self.head)
 
 
+def _folded(layer: Any, heads: Heads, root: float) -> Layer:
+    parts = parts_of(layer)
+    query, key, value = (part.merged for part in parts["qkv"])
+    query, key = _paired(query, heads.size), _paired(key, heads.size)
+    scaled = Projection(*(t if t is None else t * heads.size**-0.5 for t in query[:2]))
+    # Query heads lie by group first, so that a key head's are one strided matrix.
+    qkv = joined((_by_group(scaled, heads.key, heads.groups), key, value))
+    return Layer(
+        norm_in=None,
+        norm_out=None,
+        qkv=(_scaled(qkv, parts["norm_in"] * root),),
+        out=parts["out"].merged,
+        gate_up=(_scaled(joined(parts["gate_up"]), parts["norm_out"] * root),),
+        down=parts["down"].merged,
+    )
+
+
 def _affine(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor | None = None) -> Tensor:
     """x [B, in] times weight [in, out], plus bias."""
     if bias is None:
@@ -183,7 +171,8 @@ def _complex(pairs: Tensor) -> Tensor:
     return torch.view_as_complex(pairs.unflatten(-1, (-1, 2)))
 
 
-def _joined(parts: tuple[Projection, ...]) -> Projection:
+def joined(parts: tuple[Projection, ...]) -> Projection:
+    """Projections that read the same, without adapters, as one."""
     merged = [part.merged for part in parts]
     biases = [part.bias for part in merged if part.bias is not None]
     return Projection(

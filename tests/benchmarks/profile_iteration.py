@@ -55,7 +55,7 @@ def trial_named(name: str, threads: int) -> Iterator[PPOTrial]:
             with trial_of(Path(folder), name, threads) as trial:
                 yield trial
             return
-        made = trial_values(name, Path(folder))
+        made = trial_values(name, 0, Path(folder))
         values = {"extends": name, "reward": made["reward"], "data": made["data"]}
         values |= {"resources": {"threads": threads}, "eval": made["eval"]}
         values["budget"] = {"iterations": STEPS[name][2]}

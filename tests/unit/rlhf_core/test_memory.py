@@ -177,13 +177,15 @@ def test_vllm_has_weights_of_its_own_and_a_cache_that_stays(zoo: Zoo) -> None:
     assert there.gpu == CONTEXT_BYTES + copy + found.held
 
 
-def test_a_process_holds_all_that_stays_and_the_largest_of_what_comes_and_goes(zoo: Zoo) -> None:
+def test_a_process_holds_all_that_stays_and_what_comes_and_goes_of_each_role(zoo: Zoo) -> None:
     (worker,) = memory_of(trial_config(zoo), _shapes())
     parts = worker.roles.values()
-    assert worker.host == PROCESS_BYTES + sum(p.standing for p in parts) + max(
-        p.passing for p in parts
-    )
+    stays, passes = sum(p.standing for p in parts), [p.passing for p in parts]
+    assert worker.host == PROCESS_BYTES + stays + sum(passes)
     assert worker.gpu == 0
+    # A GPU's allocator has what one role gave back for the next one.
+    there = replace(worker, on_gpu=True)
+    assert there.gpu == CONTEXT_BYTES + stays + max(passes)
 
 
 def test_on_a_gpu_the_host_holds_what_passes_through_and_what_is_offloaded(zoo: Zoo) -> None:
@@ -221,11 +223,15 @@ def test_what_is_not_on_this_machine_yet_is_not_judged(zoo: Zoo) -> None:
 
 
 @pytest.mark.long
-def test_a_real_process_needs_what_is_estimated() -> None:
+@pytest.mark.parametrize("rank", [0, 8])
+def test_a_real_process_needs_what_is_estimated(rank: int) -> None:
     script = Path(__file__).resolve().parents[2] / "benchmarks" / "memory.py"
     done = subprocess.run(
-        [sys.executable, script, "--quick"], capture_output=True, text=True, check=True
+        [sys.executable, script, "--quick", "--rank", str(rank)],
+        capture_output=True,
+        text=True,
+        check=True,
     )
     found = json.loads(done.stdout.splitlines()[-1])
     assert found["ok"], found
-    assert found["model"] == "tiny"
+    assert (found["model"], found["rank"]) == ("tiny", rank)
