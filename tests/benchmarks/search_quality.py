@@ -2,13 +2,13 @@
 
     python tests/benchmarks/search_quality.py [--quick] [--table FILE] [--repeats N]
 
-Random search, TPE without a scheduler, ASHA, this project's defaults, the defaults without the centres of the space
-(blind) and with centres in the worst place (misled), and Tune's OptunaSearch with ASHAScheduler play the same table
-on 4 virtual workers at 12, 24 and 48 full trials, test runs included. For each: how often what it chose is truly
-good, and the full trials it spent until it had seen 90 % of the best (its whole budget where it did not get there),
-with 95 % bootstrap intervals over repeats. Repeats differ by sampler seed and take the table's tuning seeds in turn;
-the last rows are paired differences, above zero where the default is better: "difference" to plain Tune, "centres" to
-blind. docs/replay.md defines the terms.
+Random search, TPE without a scheduler, ASHA, this project's defaults, the defaults without the centres of the
+space (blind) and with centres in the worst place (misled), and Tune's OptunaSearch with ASHAScheduler play the
+same table on 4 virtual workers at 12, 24 and 48 full trials, test runs included. For each: how often what it chose
+is truly good, and the full trials it spent until it had seen 90 % of the best (its whole budget where it did not
+get there), with 95 % bootstrap intervals over repeats. Repeats differ by sampler seed and take the table's tuning
+seeds in turn; the last rows are paired differences, above zero where the default is better: "difference" to plain
+Tune, "centres" to blind. docs/replay.md defines the terms.
 """
 
 from __future__ import annotations
