@@ -150,6 +150,8 @@ def test_points_come_before_the_centres() -> None:
     first, second, third, fourth = play(study_of(points=points), 4)
     assert (first["lr"], first["kind"]) == (5e-3, "fixed")
     assert second["epochs"] == 8
+    # What a point leaves open is sampled.
+    assert CENTRES["gamma"] not in (first["gamma"], second["gamma"])
     assert {key: third[key] for key in CENTRES} == pytest.approx(CENTRES)
     assert fourth["lr"] != CENTRES["lr"]
 
@@ -176,9 +178,10 @@ def test_the_share_of_the_startup_trials_is_drawn_around_the_centres() -> None:
         assert np.mean(distances) < 0.75
 
 
-def test_after_the_startup_trials_the_sampler_decides_alone() -> None:
+@pytest.mark.parametrize("options", [{}, {"multivariate": False}], ids=str)
+def test_after_the_startup_trials_the_sampler_decides_alone(options: dict[str, Any]) -> None:
     # Both hold the same trials, one drawn around the centres, the other given as points.
-    study, blind = study_of(prior=1.0, startup_trials=4), study_of(prior=0.0, startup_trials=4)
+    study, blind = (study_of(prior=p, startup_trials=4, options=options) for p in (1.0, 0.0))
     told = [study.ask() for _ in range(4)]
     for number, params in filter(None, told):
         study.tell(number, Outcome.COMPLETED, params["coef"], {})
