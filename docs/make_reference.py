@@ -108,7 +108,8 @@ def render() -> str:
         "| `{constant: value}` | set, not searched |",
         "",
         "Bounds are inclusive. Each may have `when: {other key: value or [values]}`, and all but constants a",
-        "`centre`, a good first value. Beside the keys a space may hold:",
+        "`centre`, a good first value, [where the search begins](search.md#where-it-begins). Beside the keys "
+        "a space may hold:",
         "",
         "| word | meaning |",
         "|---|---|",

@@ -19,7 +19,7 @@ from typing import Any
 import yaml
 
 from search_spaces.codec import parse
-from search_spaces.domains import Float, Pow2, is_number
+from search_spaces.domains import Float, Pow2, Scalar, is_number
 from search_spaces.errors import SpaceError, nearest
 from search_spaces.space import Parameter, Space
 
@@ -57,6 +57,14 @@ def load(name: str, parameters: float | None = None) -> Space:
         for key, anchors in content.get("by_size", {}).items()
     }
     return space.merge(Space(scaled))
+
+
+def centres(parameters: float) -> dict[str, Scalar]:
+    """``{key: centre}`` of all parameters that some preset knows, for a model of that size."""
+    found: dict[str, Scalar] = {}
+    for name in names():
+        found |= load(name, parameters).centres
+    return found
 
 
 def depends_on_size(name: str) -> bool:

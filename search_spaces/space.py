@@ -98,6 +98,15 @@ class Space(Mapping[str, Parameter]):
         # A mapping proxy cannot be pickled, and spaces cross process borders.
         return type(self), (dict(self.parameters), self.rules)
 
+    @property
+    def centres(self) -> dict[str, Scalar]:
+        """``{key: centre}`` of the parameters that have one and can vary."""
+        return {
+            key: parameter.centre
+            for key, parameter in self.parameters.items()
+            if parameter.centre is not None and not isinstance(parameter.domain, Constant)
+        }
+
     def active(self, params: Mapping[str, object]) -> set[str]:
         """Keys that count, given the values chosen so far.
 

@@ -19,6 +19,8 @@ MOST_SEEDS = 1000
 
 Direction = Literal["maximize", "minimize"]
 SAMPLERS = ("tpe", "gp", "cmaes", "nsga2", "nsga3", "qmc", "random", "grid")
+# Those that model trials, once there are enough of them.
+BEGIN_AT_RANDOM = ("tpe", "gp")
 
 
 class SearchConfig(Group):
@@ -35,6 +37,13 @@ class SearchConfig(Group):
         "Random trials before tpe or gp starts to model; the population of nsga2 and nsga3.",
         unit="trials",
         ge=1,
+    )
+    prior: float = option(
+        0.5,
+        "tpe, gp: share of the startup trials that are drawn around the centres of the space, after a first one "
+        "at the centres; 0: the search begins blindly.",
+        ge=0,
+        le=1,
     )
     grid_points: int = option(
         5, "grid: values of a parameter that has more, or a continuous range.", ge=2, le=1000
@@ -70,6 +79,11 @@ class SearchConfig(Group):
         """Objectives with their directions, the one that ranks first."""
         return self.objectives or {self.objective: self.direction}
 
+    @property
+    def begins_at_centres(self) -> bool:
+        """Whether the first trials are drawn at and around the centres of the space, where it has any."""
+        return self.prior > 0 and self.sampler in BEGIN_AT_RANDOM
+
     @model_validator(mode="before")
     @classmethod
     def _first_objective_ranks(cls, values: Any) -> Any:
@@ -99,11 +113,16 @@ class SearchConfig(Group):
                     f"but is {self.sampler!r}{nearest(self.sampler, SAMPLERS)}"
                 ]
             )
+        found = []
         if self.sampler != "grid":
             off = f"search.sampler 'grid', but that is {self.sampler!r}"
-            found = in_vain(self, ("grid_points",), "search.", off)
-            if found:
-                raise BrokenRulesError(found)
+            found += in_vain(self, ("grid_points",), "search.", off)
+        # Without the centres any sampler begins.
+        if self.prior and self.sampler not in BEGIN_AT_RANDOM:
+            off = f"search.sampler 'tpe' or 'gp', but that is {self.sampler!r}"
+            found += in_vain(self, ("prior",), "search.", off)
+        if found:
+            raise BrokenRulesError(found)
         return self
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import orjson
 
 from rlhf_core.errors import ConfigError, nearest
+from sweeps.config import BEGIN_AT_RANDOM
 from sweeps.load import load_sweep
 from sweeps.outcomes import Outcome, State
 from sweeps.record import SCHEMA_VERSION, settings
@@ -270,7 +271,16 @@ def read_config(directory: Path) -> dict[str, Any]:
             f"{path} has schema version {version!r}, this code goes on with {SCHEMA_VERSION} at most; use the "
             "version that wrote it, or a newer one"
         )
+    _as_it_began(document.get("config", {}))
     return dict(document)
+
+
+def _as_it_began(config: Mapping[str, Any]) -> None:
+    """A sweep whose directory knows no ``search.prior`` began without the centres of its space."""
+    search, parameters = config.get("search", {}), config.get("space", {}).get("parameters", ())
+    centres = any(parameter.get("centre") is not None for parameter in parameters)
+    if centres and search.get("sampler") in BEGIN_AT_RANDOM:
+        search.setdefault("prior", 0.0)
 
 
 def check_changes(overrides: Mapping[str, Any]) -> None:

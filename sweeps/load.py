@@ -9,7 +9,7 @@ from importlib import resources
 from pathlib import PurePath
 from typing import Any
 
-from rlhf_core.config.fields import spelled, validate
+from rlhf_core.config.fields import in_vain, spelled, validate
 from rlhf_core.config.io import parse_yaml, read_mapping
 from rlhf_core.config.overrides import flat, merge, nest
 from rlhf_core.errors import ConfigError, nearest
@@ -273,6 +273,10 @@ def _seed_problems(loaded: Loaded) -> list[str]:
 
 def _sampler_problems(loaded: Loaded) -> list[str]:
     search = loaded.config.search
+    if search.begins_at_centres and not loaded.space.centres:
+        off = "a space with centres, but no parameter of this one has one"
+        if found := in_vain(search, ("prior",), "search.", off):
+            return found
     if search.sampler in ("tpe", "random", "qmc") and not search.options:
         # They search any space; commands that only read need no Optuna for them.
         return []

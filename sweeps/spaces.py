@@ -14,7 +14,8 @@ from rlhf_core.config.overrides import flat
 from rlhf_core.errors import ConfigError, nearest, shown
 from rlhf_core.imports import import_named
 from rlhf_core.paths import user_path
-from search_spaces import Space, SpaceError, codec, presets
+from search_spaces import Constant, Space, SpaceError, codec, presets
+from sweeps.config import SearchConfig
 
 # What a space in a sweep file may hold beside its parameters.
 WORDS = ("extends", "model_size", "drop", "narrow", "freeze", "rules")
@@ -255,6 +256,17 @@ def share_note(space: Space, base: Mapping[str, Any]) -> list[str]:
     return [
         f"space: {share:.0%} of its points keep its rules; the others are passed over, which costs no trial, but "
         "teaches the sampler nothing: narrow the domains"
+    ]
+
+
+def centre_note(search: SearchConfig, space: Space) -> list[str]:
+    """That the search begins at the centres, in a line, where it does."""
+    if not search.begins_at_centres or not space.centres:
+        return []
+    varied = sum(not isinstance(parameter.domain, Constant) for parameter in space.values())
+    return [
+        f"search: begins at the centres of the space ({len(space.centres)} of {varied} parameters have one) and "
+        f"draws {search.prior:.0%} of the startup trials around them; search.prior=0 leaves them out"
     ]
 
 

@@ -35,7 +35,7 @@ from sweeps.restore import is_done, restore
 from sweeps.results import Results, write_results
 from sweeps.services import asked_at_corners
 from sweeps.signals import closing, sigterm_interrupts
-from sweeps.spaces import rejection_note, share_note
+from sweeps.spaces import centre_note, rejection_note, share_note
 from sweeps.stages import stages
 from sweeps.terminal import print_notes
 
@@ -102,7 +102,8 @@ class Sweep:
         """What is easily taken for something else, one line each."""
         config, loaded = self.loaded.config, self.loaded
         notes = loaded.program.notes(loaded.base, loaded.corners[0], config.search.objective)
-        return [*notes, *loaded.notes, *share_note(loaded.space, loaded.values)]
+        notes += [*loaded.notes, *centre_note(config.search, loaded.space)]
+        return [*notes, *share_note(loaded.space, loaded.values)]
 
     def check(self, out: str | Path) -> None:
         """Refuses what can be seen to fail before anything starts.

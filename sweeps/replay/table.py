@@ -19,6 +19,7 @@ import pandas as pd
 
 from rlhf_core.errors import ConfigError, nearest
 from search_spaces import Choice, Constant, Domain, Float, Int, Parameter, Space
+from sweeps.replay.centres import known_centres, within
 
 FORMAT = 1
 KEY = b"rlhf_sweeps_table"
@@ -95,8 +96,15 @@ class Header:
 
     @cached_property
     def space(self) -> Space:
-        """The continuous space around the levels."""
-        return Space({key: Parameter(domain_of(levels)) for key, levels in self.levels.items()})
+        """The continuous space around the levels, with the centres that presets know for its base."""
+        centres = known_centres(self.base)
+        domains = {key: domain_of(levels) for key, levels in self.levels.items()}
+        return Space(
+            {
+                key: Parameter(domain, centre=within(domain, centres.get(key)))
+                for key, domain in domains.items()
+            }
+        )
 
     def nearest(self, params: Mapping[str, Any]) -> int:
         """Number of the configuration nearest to ``params``, each coordinate by itself.

@@ -95,7 +95,7 @@ class GridSampler(_Design):
 
     def left(self, trials: Sequence[FrozenTrial]) -> int:
         """Cells that none of ``trials`` has had."""
-        return len(self._cells) - sum(map(_from_grid, trials))
+        return len(self._cells) - sum(map(is_drawn, trials))
 
     def sample_independent(
         self,
@@ -104,20 +104,20 @@ class GridSampler(_Design):
         param_name: str,
         param_distribution: BaseDistribution,
     ) -> Any:
-        if not _from_grid(trial):
+        if not is_drawn(trial):
             return self._random.sample_independent(study, trial, param_name, param_distribution)
         return self._cell(study, trial.number)[param_name]
 
     def _cell(self, study: Study, number: int) -> dict[str, Any]:
         if self._drawn[0] != number:
             before = study.get_trials(deepcopy=False)[:number]
-            cell = self._cells[self._order[sum(map(_from_grid, before))]]
+            cell = self._cells[self._order[sum(map(is_drawn, before))]]
             self._drawn = (number, cell)
         return self._drawn[1]
 
 
-def _from_grid(trial: FrozenTrial) -> bool:
-    """Whether a trial has a cell of its own: a point has none, nor has one that is run again."""
+def is_drawn(trial: FrozenTrial) -> bool:
+    """Whether a trial is the sampler's own: a point is not, nor is one that is run again."""
     return "fixed_params" not in trial.system_attrs and AGAIN not in trial.user_attrs
 
 
@@ -215,6 +215,18 @@ def at(distribution: BaseDistribution, unit: float) -> Any:
         value = float(np.exp(first + unit * (last - first)))
         return min(max(round(value) if half else value, low), high)
     if step is None:
-        return low + unit * (high - low)
+        return min(low + unit * (high - low), high)
     value = low + int(unit * (round((high - low) / step) + 1)) * step
     return min(value, high)
+
+
+def place(distribution: FloatDistribution | IntDistribution, value: float) -> float:
+    """Where in [0, 1] a value lies, in the distribution's scale: the inverse of ``at``, the middle of a step."""
+    low, high, step = distribution.low, distribution.high, distribution.step
+    if distribution.log:
+        half = 0.5 if isinstance(distribution, IntDistribution) else 0.0
+        first, last = np.log(low - half), np.log(high + half)
+        return float((np.log(value) - first) / (last - first))
+    if step is None:
+        return (value - low) / (high - low)
+    return (round((value - low) / step) + 0.5) / (round((high - low) / step) + 1)

@@ -25,6 +25,7 @@ from rlhf_core.imports import import_named
 from search_spaces import Float, Int, Space
 from sweeps.config import SearchConfig
 from sweeps.tuning.designs import MAX_CELLS, GridSampler, SobolSampler, cells
+from sweeps.tuning.prior import Prior, prior_of
 
 Build = Callable[[int], BaseSampler]
 """Seed to a sampler."""
@@ -41,7 +42,7 @@ def make_sampler(search: SearchConfig, space: Space) -> BaseSampler:
     if search.sampler == "qmc":
         return SobolSampler(space, search.seed)
     if ":" not in search.sampler:
-        return PerTrial(_named(search), search.seed)
+        return PerTrial(_named(search), search.seed, prior_of(search, space))
     found = import_named(search.sampler, "search.sampler", "name")
     if isinstance(found, BaseSampler):
         return Single(found)
@@ -56,10 +57,11 @@ class PerTrial(BaseSampler):
     Args:
         build: Makes the sampler of a trial.
         seed: The study's.
+        prior: Draws in the sampler's place at the beginning of a study; None: nothing does.
     """
 
-    def __init__(self, build: Build, seed: int) -> None:
-        self._build, self._seed = build, seed
+    def __init__(self, build: Build, seed: int, prior: Prior | None = None) -> None:
+        self._build, self._seed, self._prior = build, seed, prior
         self._joint: BaseSampler | None = None
 
     def of(self, number: int, purpose: str) -> BaseSampler:
@@ -86,6 +88,8 @@ class PerTrial(BaseSampler):
         param_name: str,
         param_distribution: BaseDistribution,
     ) -> Any:
+        if self._prior is not None and self._prior.draws(study, trial, param_name):
+            return self._prior.draw(study, trial, param_name, param_distribution)
         sampler = self.of(trial.number, param_name)
         return sampler.sample_independent(study, trial, param_name, param_distribution)
 

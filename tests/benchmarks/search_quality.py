@@ -2,17 +2,19 @@
 
     python tests/benchmarks/search_quality.py [--quick] [--table FILE] [--repeats N]
 
-Random search, TPE without a scheduler, ASHA, this project's defaults, and Tune's OptunaSearch with ASHAScheduler
-play the same table on 4 virtual workers at 12, 24 and 48 full trials, test runs included. For each: how often what
-it chose is truly good, and the full trials it spent until it had seen 90 % of the best (its whole budget where it
-did not get there), with 95 % bootstrap intervals over repeats. Repeats differ by sampler seed and take the table's
-tuning seeds in turn; the last columns are paired differences of default and plain Tune, above zero where the
-default is better. docs/replay.md defines the terms.
+Random search, TPE without a scheduler, ASHA, this project's defaults, the defaults without the centres of the
+space (blind) and with centres in the worst place (misled), and Tune's OptunaSearch with ASHAScheduler play the
+same table on 4 virtual workers at 12, 24 and 48 full trials, test runs included. For each: how often what it chose
+is truly good, and the full trials it spent until it had seen 90 % of the best (its whole budget where it did not
+get there), with 95 % bootstrap intervals over repeats. Repeats differ by sampler seed and take the table's tuning
+seeds in turn; the last rows are paired differences, above zero where the default is better: "difference" to plain
+Tune, "centres" to blind. docs/replay.md defines the terms.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import version
@@ -26,10 +28,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "helpers"))
 
 from plain_tune import TunePlayer
 
+from search_spaces import Choice, Domain, Float, Int, Scalar, Space, codec
 from sweeps.replay.play import Clock, play
 from sweeps.replay.replay import Course, Played, in_full_trials, replay, sweep_on
 from sweeps.replay.table import Table, read_table
 from sweeps.replay.truth import Truth, truth
+from sweeps.tuning.designs import place
+from sweeps.tuning.space import to_distribution
 
 WORKERS, REPEATS, QUICK = 4, 120, 6
 BUDGETS, MAIN = (12.0, 24.0, 48.0), 24.0
@@ -39,7 +44,9 @@ STRATEGIES: dict[str, dict[str, Any]] = {
     "tpe": {"scheduler.kind": "none", **ALONE},
     "asha": {"scheduler.kind": "asha", **ALONE},
     "default": {},
+    "blind": {"search.prior": 0},
 }
+MISLED = "misled"
 TUNE = "plain_tune"
 
 
@@ -61,6 +68,23 @@ def theirs(table: Table, judge: Truth, budget: float, seed: int) -> Played:
     return course.played(table.header.nearest(player.best()), clock.now, {})
 
 
+def misled(space: Space) -> Space:
+    """The space with each centre at the end of its domain that is farther from where it was."""
+    moved = {key: farthest(space[key].domain, centre) for key, centre in space.centres.items()}
+    return space.merge(
+        Space({key: dataclasses.replace(space[key], centre=end) for key, end in moved.items()})
+    )
+
+
+def farthest(domain: Domain, centre: Scalar) -> Scalar:
+    """The end of a domain that is farther from ``centre`` in its scale; of a choice, the last other value."""
+    if isinstance(domain, Choice):
+        return next((value for value in reversed(domain.values) if value != centre), centre)
+    assert isinstance(domain, Float | Int)
+    assert isinstance(centre, int | float)
+    return domain.low if place(to_distribution(domain), centre) > 0.5 else domain.high
+
+
 def interval(values: Sequence[float]) -> list[float]:
     """Mean and 95 % bootstrap interval over repeats."""
     held, rng = np.asarray(values, np.float64), np.random.default_rng(0)
@@ -80,6 +104,8 @@ def compare(table: Table, judge: Truth, budget: float, repeats: int) -> dict[str
         name: lambda seed, changes=changes: ours(table, judge, budget, seed, changes)
         for name, changes in STRATEGIES.items()
     }
+    wrong = {"space": codec.to_dict(misled(table.header.space))}
+    players[MISLED] = lambda seed: ours(table, judge, budget, seed, wrong)
     players[TUNE] = lambda seed: theirs(table, judge, budget, seed)
     # The sides alternate, so that none of them has the machine to itself.
     found: dict[str, list[Played]] = {name: [] for name in players}
@@ -96,10 +122,18 @@ def compare(table: Table, judge: Truth, budget: float, repeats: int) -> dict[str
         for name, played in found.items()
     }
     default, plain = found["default"], found[TUNE]
-    gain = [one.good - other.good for one, other in zip(default, plain, strict=True)]
-    saved = np.subtract(costs(plain, budget), costs(default, budget))
-    rows["difference"] = {"good": interval(gain), "to_90": interval(list(saved))}
+    rows["difference"] = difference(default, plain, budget)
+    rows["centres"] = difference(default, found["blind"], budget)
     return {"rows": rows, "costs": (costs(default, budget), costs(plain, budget))}
+
+
+def difference(
+    one: Sequence[Played], other: Sequence[Played], budget: float
+) -> dict[str, list[float]]:
+    """How much better ``one`` is than ``other``, repeat by repeat."""
+    gain = [a.good - b.good for a, b in zip(one, other, strict=True)]
+    saved = np.subtract(costs(other, budget), costs(one, budget))
+    return {"good": interval(gain), "to_90": interval(list(saved))}
 
 
 def main() -> None:

@@ -66,8 +66,9 @@ def test_the_benchmark_of_search_quality_plays_every_strategy() -> None:
     found = json.loads(done.stdout.splitlines()[-1])
     assert found["budgets"].keys() == {"12", "24", "48"}
     for budget, rows in found["budgets"].items():
-        assert rows.keys() == {"random", "tpe", "asha", "default", "plain_tune", "difference"}
-        for name in rows.keys() - {"difference"}:
+        players = {"random", "tpe", "asha", "default", "blind", "misled", "plain_tune"}
+        assert rows.keys() == players | {"difference", "centres"}
+        for name in players:
             # Early stopping leaves less than a full trial of a budget unspent.
             assert float(budget) - 1 <= rows[name]["spent"] <= float(budget) + 0.01, (budget, name)
             low, high = rows[name]["good"][1:]

@@ -80,6 +80,21 @@ def test_the_space_spans_the_levels(levels: tuple[Any, ...], domain: object) -> 
     assert domain_of(levels) == domain
 
 
+def test_the_space_has_the_centres_that_presets_know_for_its_model() -> None:
+    levels: dict[str, tuple[Any, ...]] = {
+        "optim.policy.lr": (1e-4, 1e-2),
+        # Beyond the span, of another kind, and a parameter that no preset searches.
+        "ppo.kl.coef": (0.1, 0.5),
+        "ppo.lam": ("low", "high"),
+        "rollout.max_new_tokens": (8, 16),
+    }
+    space = header(levels=levels).space
+    assert space.centres == {"optim.policy.lr": 1e-3, "ppo.kl.coef": 0.1}
+    # The size of a model that is not here is not known, nor is a base of another program.
+    for base in ({"model": {"policy": "nobody/nothing"}}, {"x": 1}):
+        assert header(levels=levels, base=base).space.centres == {}
+
+
 @pytest.mark.parametrize(
     ("lr", "interval", "number"),
     [(1e-4, 1, 0), (2.9e-4, 1, 0), (3.3e-4, 1, 2), (9e-3, 2, 5), (1e-2, 1, 4), (5e-4, 2, 3)],
