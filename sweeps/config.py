@@ -233,6 +233,11 @@ class SelectionConfig(Group):
         "Seeds on which each of them runs again, at most: how many, or which, none of them a tuning seed. "
         "They rank by these runs alone. 0: none.",
     )
+    smooth: bool = option(
+        True,
+        "Finalists, and the winner where nothing runs again, are chosen by values smoothed over the parameters; "
+        "false: by values as measured.",
+    )
     share: float = option(
         0.35,
         "Test runs cost at most this share of what the search cost; where that does not pay for three trials on "

@@ -270,6 +270,10 @@ def read_config(directory: Path) -> dict[str, Any]:
             f"{path} has schema version {version!r}, this code goes on with {SCHEMA_VERSION} at most; use the "
             "version that wrote it, or a newer one"
         )
+    selection = document.get("config", {}).get("selection")
+    if isinstance(selection, dict):
+        # A sweep that began without smoothing has finalists that were chosen without.
+        selection.setdefault("smooth", False)
     return dict(document)
 
 
