@@ -25,7 +25,7 @@ FEWEST = 5
 MOST = 500
 # Length scales in units of a diagonal of the space, and shares of the variance that are noise.
 LENGTHS = (0.1, 0.2, 0.4, 0.8, 1.6)
-NOISES = (0.1, 0.2, 0.4, 0.7)
+NOISES = (0.001, 0.01, 0.1, 0.2, 0.4, 0.7)
 # How much further below the median than the best is above it a value counts: a crash must not set the scale.
 FURTHEST = 4.0
 # Where a parameter lies in its domain that a run does not have: it has no effect there.

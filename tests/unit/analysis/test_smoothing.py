@@ -99,6 +99,14 @@ def test_equal_runs_count_once_and_equal_parameters_on_other_seeds_have_equal_va
     assert both[1] < once[1]
 
 
+def test_without_noise_the_best_stays_the_best() -> None:
+    values = -((np.linspace(0, 1, 13) - 0.4) ** 2)
+    found = smoothed(runs_on(values.tolist()), LINE)
+    assert found is not None
+    assert found.argmax() == values.argmax()
+    assert found == pytest.approx(values, abs=0.01)
+
+
 def test_values_may_be_shifted_scaled_and_turned_round() -> None:
     values = [0.1, 0.9, 0.4, 0.3, 0.2, 0.6, -3.0]
     plain = smoothed(runs_on(values), LINE)
