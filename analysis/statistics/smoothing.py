@@ -30,6 +30,8 @@ NOISES = (0.001, 0.01, 0.1, 0.2, 0.4, 0.7)
 FURTHEST = 4.0
 # Where a parameter lies in its domain that a run does not have: it has no effect there.
 INACTIVE = 0.5
+# Part of the average below which a length scale is left out.
+NO_SAY = 1e-9
 
 
 class Run(NamedTuple):
@@ -62,34 +64,28 @@ def smoothed(
         [runs], in the unit of the values, NaN of what was cut off; equal for equal parameters. None where nothing
         can be said: fewer than five different whole runs, no parameter that varies, or equal values.
     """
-    known, values, told = _told_once(runs)
+    told, values = _told_once(runs)
     points = encoded([run.params for run in runs], axes)
     whole = np.array([run.whole for run in runs], dtype=bool)
-    if sum(run.whole for run in known) < FEWEST or not points.shape[1] or np.ptp(values) == 0:
+    if whole[told].sum() < FEWEST or not points.shape[1] or np.ptp(values) == 0:
         return None
-    at = [told.index(i) for i in range(len(known))]
     sign = -1.0 if ascending else 1.0
     # Equal points get one and the same number, whatever the order of sums.
     places, place_of = np.unique(points, axis=0, return_inverse=True)
-    means = sign * _posterior(points[at], _without_crashes(sign * values), places)
+    means = sign * _posterior(points[told], _without_crashes(sign * values), places)
     found: Floats = np.where(whole, means[place_of.reshape(-1)], np.nan)
     return found
 
 
-def _told_once(runs: Sequence[Run]) -> tuple[list[Run], Floats, list[int]]:
-    """Different runs, their values, and for each run which of them it is."""
+def _told_once(runs: Sequence[Run]) -> tuple[list[int], Floats]:
+    """Places of the runs that differ, and their values."""
     groups: dict[tuple[Any, ...], list[int]] = {}
     for i, run in enumerate(runs):
         key = tuple(sorted((name, repr(value)) for name, value in run.params.items()))
         groups.setdefault(key, []).append(i)
-    told, known, values = [0] * len(runs), [], []
-    for number, own in enumerate(groups.values()):
-        for i in own:
-            told[i] = number
-        best = [i for i in own if runs[i].whole] or own
-        known.append(runs[best[0]])
-        values.append(float(np.mean([runs[i].value for i in best])))
-    return known, np.array(values), told
+    told = [[i for i in own if runs[i].whole] or own for own in groups.values()]
+    values = [float(np.mean([runs[i].value for i in own])) for own in told]
+    return [own[0] for own in told], np.array(values)
 
 
 def encoded(rows: Sequence[Mapping[str, Any]], axes: Mapping[str, Axis]) -> Floats:
@@ -141,33 +137,46 @@ def _without_crashes(values: Floats) -> Floats:
 
 
 def _posterior(points: Floats, values: Floats, places: Floats) -> Floats:
-    """The posterior mean at ``places`` [places, columns], averaged over the grid.
-
-    The mean of the process is a constant with a flat prior, its variance is profiled out.
-    """
+    """The posterior mean at ``places`` [places, columns], averaged over the grid."""
     if len(values) > MOST:
         chosen = np.linspace(0, len(values) - 1, MOST).round().astype(int)
         points, values = points[chosen], values[chosen]
     centre, spread = float(values.mean()), float(values.std()) or 1.0
-    z, count = (values - centre) / spread, len(values)
+    lengths = np.array(LENGTHS) * math.sqrt(points.shape[1])
     own, across = _distances(points, points), _distances(places, points)
-    evidence, means = [], []
-    for length in np.array(LENGTHS) * math.sqrt(points.shape[1]):
-        weights, vectors = np.linalg.eigh(_matern(own / length))
-        seen, level = vectors.T @ z, vectors.T @ np.ones(count)
-        kernel = _matern(across / length)
-        for noise in NOISES:
-            variance = (1 - noise) * np.maximum(weights, 0.0) + noise
-            sure = float((level**2 / variance).sum())
-            mean = float((level * seen / variance).sum()) / sure
-            left = seen - mean * level
-            misfit = max(float((left**2 / variance).sum()), 1e-300)
-            evidence.append(
-                -0.5 * (np.log(variance).sum() + np.log(sure) + (count - 1) * np.log(misfit))
-            )
-            means.append(mean + (1 - noise) * kernel @ (vectors @ (left / variance)))
-    share = np.exp(np.array(evidence) - max(evidence))
-    return np.asarray(centre + spread * (share / share.sum()) @ np.array(means))
+    fits = [_fit(own / length, (values - centre) / spread) for length in lengths]
+    evidence = np.stack([fit.evidence for fit in fits])
+    shares = np.exp(evidence - evidence.max())
+    shares /= shares.sum()
+    found = np.zeros(len(places))
+    for length, fit, share in zip(lengths, fits, shares, strict=True):
+        # What has no say need not be computed for thousands of places.
+        if share.sum() > NO_SAY:
+            found += share @ fit.means + _matern(across / length) @ (share @ fit.weights)
+    return np.asarray(centre + spread * found)
+
+
+class _Fit(NamedTuple):
+    """With one length scale, for each share of noise: log evidence, mean, and [noises, runs] weights."""
+
+    evidence: Floats
+    means: Floats
+    weights: Floats
+
+
+def _fit(distance: Floats, z: Floats) -> _Fit:
+    """The mean of the process is a constant with a flat prior, its variance is profiled out."""
+    values, vectors = np.linalg.eigh(_matern(distance))
+    seen, level = vectors.T @ z, vectors.T @ np.ones(len(z))
+    noise = np.array(NOISES)[:, None]
+    variance = (1 - noise) * np.maximum(values, 0.0) + noise
+    sure = (level**2 / variance).sum(axis=1)
+    means = (level * seen / variance).sum(axis=1) / sure
+    left = seen - means[:, None] * level
+    misfit = np.maximum((left**2 / variance).sum(axis=1), 1e-300)
+    size = np.log(variance).sum(axis=1) + np.log(sure)
+    evidence = -0.5 * (size + (len(z) - 1) * np.log(misfit))
+    return _Fit(evidence, means, (1 - noise) * (left / variance) @ vectors.T)
 
 
 def _distances(left: Floats, right: Floats) -> Floats:
