@@ -222,6 +222,12 @@ class GuardsConfig(Group):
         le=1000,
     )
     patience: int = option(3, "Reports in a row beyond a limit.", unit="reports", ge=1)
+    eval_patience: int = option(
+        3,
+        "Evaluations in a row beyond max_eval_fall, or as many as are left of the trial where those are fewer.",
+        unit="evaluations",
+        ge=1,
+    )
 
 
 class SelectionConfig(Group):
