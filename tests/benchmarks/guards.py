@@ -2,10 +2,10 @@
 
 python tests/benchmarks/guards.py [--table FILE] [--seed SEED] [--splits N] [--quick]
 
-The table has a row for each configuration, seed and iteration (docs/replay.md). The configurations are cut into two
-halves: thresholds are set on one and measured on the other, for several cuts, whose mean and range are told. A trial
-is bad when its held-out reward ends more than two standard errors below where it began, or when a number was not
-finite.
+The table has a row for each configuration, seed and iteration (docs/replay.md). The configurations are cut into
+two halves: thresholds are set on one and measured on the other, for several cuts, whose mean and range are told. A
+trial is bad when its held-out reward ends more than two standard errors below where it began, or when a number was
+not finite.
 """
 
 from __future__ import annotations

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from rlhf_core.runtime.placement import Node
 from sweeps.config import GuardsConfig
 from sweeps.decide.guards import LOOKS_AT, Guards, Limits, Window
+from sweeps.driver import SweepDriver
+from sweeps.load import load_sweep
+from sweeps.record import RunDirectory
 from sweeps.schedulers import make_guards
+from sweeps.tuning.study import Study
 
 
 def play(guards: Guards, trial: str = "a", **curves: list[float]) -> tuple[int, str] | None:
@@ -132,6 +138,30 @@ def test_what_is_left_counts_evaluations_and_not_iterations() -> None:
                 found = at
         # Of 17 iterations two evaluations are left, at 16 and at the end.
         assert found == ends
+
+
+def test_the_driver_tells_the_guards_how_long_a_trial_is(tmp_path: Path) -> None:
+    found = {}
+    for steps in (3, 30):
+        loaded = load_sweep(
+            {
+                "program": "sweep_helpers:SeededProgram",
+                "base": {"steps": steps},
+                "space": {"x": {"float": [0.0, 6.0]}},
+                "search": {"trials": 1, "objective": "eval/heldout"},
+                "guards": {"max_eval_fall": 4},
+            }
+        )
+        study = Study(None, "s", loaded.config.search, loaded.space, lambda params: [])
+        nodes = [Node("a", 8.0, 0.0, 8.0)]
+        driver = SweepDriver(loaded, RunDirectory(tmp_path / f"{steps}"), study, nodes, 1)
+        record = driver.next_trial()
+        assert record is not None
+        driver.placed(record.trial)
+        for at, value in ((1, 1.0), (2, -1.0)):
+            report = {"iteration": at, "eval/heldout": value, "eval/heldout_stderr": 0.1}
+            found[steps] = driver.decide(record.trial, report)
+    assert found == {3: False, 30: True}
 
 
 def test_hacking_needs_the_proxy_to_rise_while_the_held_out_reward_falls() -> None:
