@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from analysis.finalists import fresh_runs
 from analysis.space import axes
 
 if TYPE_CHECKING:
@@ -68,9 +69,8 @@ def smoothed_of(sweep: Sweep, trial: str) -> float | None:
 
 def ranked_by(sweep: Sweep) -> str:
     """That ranks are by smoothed values, in a line; "" where they are not, or test runs decide over the first."""
-    if sweep.smoothed is None or len(sweep.tests.trials):
+    if sweep.smoothed is None or fresh_runs(sweep):
         return ""
     return (
-        "ranked by values smoothed over the parameters: value is one run, smoothed what it would be on an average "
-        "seed"
+        "ranked by values smoothed over the parameters: what a trial would reach on an average seed"
     )

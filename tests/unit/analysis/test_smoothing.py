@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import io
 import itertools
+import json
 import math
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from analysis.report.pages import render
 from analysis.space import Axis, axes
 from analysis.statistics import smoothed
 from analysis.statistics.smoothing import FURTHEST, LENGTHS, MOST, NOISES, Run, encoded
+from sweeps.cli import main
 
 LINE = {"x": Axis("x", "float", low=0.0, high=1.0)}
 
@@ -205,7 +207,9 @@ def text(shown: Any) -> str:
     return console.export_text()
 
 
-def test_everything_that_ranks_a_sweep_agrees_on_smoothed_values(tmp_path: Path) -> None:
+def test_everything_that_ranks_a_sweep_agrees_on_smoothed_values(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     sweep = analysis.load(fill(Builder(tmp_path / "run", config=SMOOTH)))
     board = analysis.leaderboard(sweep)
     first = board["trial"].iloc[0]
@@ -215,6 +219,11 @@ def test_everything_that_ranks_a_sweep_agrees_on_smoothed_values(tmp_path: Path)
     assert analysis.best(sweep) == first
     assert first in repr(sweep)
     assert analysis.status(sweep)["best"]["trial"] == first  # type: ignore[index]
+    assert main(["best", str(sweep.path), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["trial"], told["smoothed"]) == (first, board["smoothed"].iloc[0])
+    assert main(["best", str(sweep.path)]) == 0
+    assert "smoothed over the parameters, by which trials rank" in capsys.readouterr().out
     # Within the reach of smoothed values: what the lucky trial measured does not count.
     near = analysis.cheapest(sweep, analysis.Within.parse("0%"))
     assert (near.trial, near.best_value) == (first, board["smoothed"].iloc[0])
