@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 from analysis.smoothed import CUT_OFF, is_smooth
 from analysis.space import axes
-from analysis.statistics.smoothing import Run, smoothed
 from search_spaces import codec
 from sweeps.config import Constraint
 from sweeps.decide.selection import Candidate, Rule, finalists, fresh_seeds, planned_runs
@@ -17,6 +16,7 @@ from sweeps.outcomes import Outcome, State
 from sweeps.searched import Searched
 
 if TYPE_CHECKING:
+    from analysis.statistics.smoothing import Run
     from sweeps.trial_record import TrialRecord
 
 SMOOTHED = (Outcome.COMPLETED, *map(Outcome, CUT_OFF))
@@ -157,6 +157,9 @@ class Choice:
 
     def _smoothed(self, searched: Collection[TrialRecord]) -> Mapping[str, float]:
         """By trial that completed, signed so that larger is better; computed once for the same trials."""
+        # A driver need not load scipy before its search has ended.
+        from analysis.statistics.smoothing import Run, smoothed
+
         over = [r for r in searched if r.state is State.ENDED and r.outcome in SMOOTHED]
         runs = {
             record.trial: Run(record.params, value, record.outcome is Outcome.COMPLETED)
