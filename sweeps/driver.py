@@ -75,7 +75,7 @@ class SweepDriver:
         self.paused: dict[str, TrialRecord] = {}
         self.scheduler = make_scheduler(loaded, max_concurrent)
         self._same = SameFailure()
-        self._guards = make_guards(loaded.config.guards)
+        self._guards = make_guards(loaded.config.guards, loaded.program.iterations(loaded.base))
         self.waiting = Waiting()
         self.leftovers = Leftovers()
         # What processes have reserved that wait for another trial.

@@ -15,6 +15,7 @@ from analysis.statistics.robust import (
     probability_of_improvement,
 )
 from analysis.statistics.seeds import SeedNoise, replicates, seed_noise, seed_table
+from analysis.statistics.smoothing import smoothed
 
 __all__ = [
     "Interval",
@@ -34,6 +35,7 @@ __all__ = [
     "search_course",
     "seed_noise",
     "seed_table",
+    "smoothed",
     "trade_off",
     "volume_course",
 ]
