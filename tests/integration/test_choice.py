@@ -110,4 +110,13 @@ def test_the_measurement_of_guards_tells_every_cut_and_the_defaults() -> None:
     for name in ("recall", "false_stops", "saved"):
         low, high = found[f"{name}_range"]
         assert low <= found[name] <= high
-    assert found["defaults_on_all"]["bad"] + found["defaults_on_all"]["healthy"] == 720
+    for name, trials in (
+        ("defaults_on_all", 720),
+        ("from_another", 720),
+        ("the_other_way_round", 324),
+    ):
+        assert found[name]["bad"] + found[name]["healthy"] == trials
+    # Limits that a table of other trials gave keep what is asked of them.
+    assert found["from_another"]["recall"] >= 0.95
+    assert found["from_another"]["false_stops"] <= 0.02
+    assert found["from_another"]["saved"] >= 0.4
