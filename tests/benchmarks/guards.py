@@ -5,8 +5,8 @@ python tests/benchmarks/guards.py [--table FILE] [--set-on FILE] [--seed SEED] [
 The tables have a row for each configuration, seed and iteration (docs/replay.md). Thresholds are set on the
 second table and measured on the first, ``from_another``, and the other way round. Then the configurations of the
 first are cut into two halves: thresholds are set on one and measured on the other, for several cuts, whose mean
-and range are told. A trial is bad when its held-out reward ends more than two standard errors below where it began, or when a number was
-not finite.
+and range are told. A trial is bad when its held-out reward ends more than two standard errors below where it
+began, or when a number was not finite.
 """
 
 from __future__ import annotations
