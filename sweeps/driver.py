@@ -9,6 +9,7 @@ import errno
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping
+from functools import cache
 from typing import Any
 
 from rlhf_core.errors import ConfigError
@@ -29,6 +30,7 @@ from sweeps.services import NoServices, Services
 from sweeps.trial_record import TrialRecord
 
 BY_COMMAND = "stopped by `rlhf-sweep stop`"
+NUMBER = (int, float)
 # Of the journal of the study as well, which the run directory does not write itself.
 DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
 
@@ -147,10 +149,11 @@ class SweepDriver:
         Those that began and have not ended come first; they go on from their own checkpoints.
         """
         with self._lock:
-            while self.may_go_on and self._has_slot():
-                pausing.release(self)
-                if not self.has_work:
-                    return None
+            while self._has_slot() and self.may_go_on:
+                if pauses(self.loaded.config.scheduler):
+                    pausing.release(self)
+                    if not self.has_work:
+                        return None
                 record = self._queued_again() if self.again else self._begun()
                 if record is None:
                     return None
@@ -454,8 +457,11 @@ def numbers(result: Mapping[str, Any]) -> dict[str, float]:
     return {
         key: float(value)
         for key, value in result.items()
-        if "/" in key
-        and not key.startswith("config/")
-        and isinstance(value, int | float)
-        and not isinstance(value, bool)
+        if isinstance(value, NUMBER) and not isinstance(value, bool) and _is_metric(key)
     }
+
+
+@cache
+def _is_metric(key: str) -> bool:
+    # All trials report the same names, each of them many times.
+    return "/" in key and not key.startswith("config/")

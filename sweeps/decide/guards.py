@@ -31,6 +31,7 @@ LOOKS_AT: dict[str, tuple[str, ...]] = {
     "max_eval_fall": (EVAL, EVAL_ERROR),
     "hacking_fall": (PROXY, HELDOUT),
 }
+_NEEDS = {guard: frozenset(metrics) for guard, metrics in LOOKS_AT.items()}
 
 
 @dataclass(frozen=True)
@@ -78,6 +79,9 @@ class Guards:
     _seen: dict[str, dict[str, Series]] = field(default_factory=dict)
     _beyond: dict[str, dict[str, Series]] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        self._on = [guard for guard in _GUARDS if getattr(self.limits, guard) is not None]
+
     def decide(self, trial: str, iteration: int, metrics: Mapping[str, float]) -> str | None:
         """Why the trial diverged, in words, or None."""
         wrong = first_nonfinite(metrics)
@@ -87,10 +91,9 @@ class Guards:
         for name in WATCHED:
             if name in metrics:
                 seen.setdefault(name, Series()).add(iteration, metrics[name])
-        for guard, look in _GUARDS.items():
-            limit = getattr(self.limits, guard)
-            if limit is not None and all(name in metrics for name in LOOKS_AT[guard]):
-                told = look(seen, self.limits)
+        for guard in self._on:
+            if metrics.keys() >= _NEEDS[guard]:
+                told = _GUARDS[guard](seen, self.limits)
                 if self._patience_ends(trial, guard, iteration, told is not None):
                     return f"{told}, for {self.limits.patience} reports in a row"
         return None
@@ -98,6 +101,8 @@ class Guards:
     def _patience_ends(self, trial: str, guard: str, iteration: int, beyond: bool) -> bool:
         reports = self._beyond.setdefault(trial, {}).setdefault(guard, Series())
         reports.add(iteration, float(beyond))
+        if not beyond:
+            return False
         last = reports.values[-self.limits.patience :]
         return len(last) == self.limits.patience and all(last)
 
