@@ -34,6 +34,7 @@ class Choice:
         count = count if SEED in keys else 0
         self.rule = Rule(selection.top, count, selection.share)
         self._searched = Searched(loaded.program.iterations(loaded.base))
+        self._planned: tuple[Loaded, int, list[tuple[str, int]]] | None = None
         self._constraints = [Constraint.parse(text) for text in loaded.config.search.constraints]
 
     @property
@@ -124,6 +125,15 @@ class Choice:
 
     def planned(self, records: Collection[TrialRecord]) -> list[tuple[str, int]]:
         """``(finalist, seed)`` of all test runs of a search that has ended."""
+        searched, known = self._searched.look(records), self._planned
+        if not searched.settled:
+            return self._plan(records)
+        # Asked for with each result of a test run, while no trial of the search changes any more.
+        if known is None or known[0] is not self.loaded or known[1] != searched.count:
+            known = self._planned = (self.loaded, searched.count, self._plan(records))
+        return known[2]
+
+    def _plan(self, records: Collection[TrialRecord]) -> list[tuple[str, int]]:
         searched = [record for record in records if record.of is None]
         spent, total = self._searched.look(records).spent, self.loaded.config.budget.full_trials
         if total is not None:

@@ -9,7 +9,6 @@ import errno
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping
-from functools import cache
 from typing import Any
 
 from rlhf_core.errors import ConfigError
@@ -85,6 +84,7 @@ class SweepDriver:
         self.first_placement: tuple[str, Mapping[str, Any]] | None = None
         self._live: dict[str, TrialRecord] = {}
         self._plans: dict[str, PlacementPlan] = {}
+        self._fits: tuple[PlacementPlan, list[Node]] | None = None
         self._lock = threading.RLock()
 
     # What to run
@@ -226,7 +226,11 @@ class SweepDriver:
         found = self.loaded.broken(record.params)
         if found:
             return found[0]
-        return shortfall(self.plan(record), self.services.room(self.nodes))
+        # Most trials of a sweep have the same plan.
+        asked = (self.plan(record), self.services.room(self.nodes))
+        lack = None if asked == self._fits else shortfall(*asked)
+        self._fits = asked if lack is None else self._fits
+        return lack
 
     def _serve(self, record: TrialRecord) -> str | None:
         """Finds or starts the services of a trial, or says why it cannot have them."""
@@ -457,11 +461,8 @@ def numbers(result: Mapping[str, Any]) -> dict[str, float]:
     return {
         key: float(value)
         for key, value in result.items()
-        if isinstance(value, NUMBER) and not isinstance(value, bool) and _is_metric(key)
+        if "/" in key
+        and isinstance(value, NUMBER)
+        and not isinstance(value, bool)
+        and not key.startswith("config/")
     }
-
-
-@cache
-def _is_metric(key: str) -> bool:
-    # All trials report the same names, each of them many times.
-    return "/" in key and not key.startswith("config/")

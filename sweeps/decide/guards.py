@@ -90,7 +90,7 @@ class Guards:
         seen = self._seen.setdefault(trial, {})
         for name in WATCHED:
             if name in metrics:
-                seen.setdefault(name, Series()).add(iteration, metrics[name])
+                _series(seen, name).add(iteration, metrics[name])
         for guard in self._on:
             if metrics.keys() >= _NEEDS[guard]:
                 told = _GUARDS[guard](seen, self.limits)
@@ -99,7 +99,7 @@ class Guards:
         return None
 
     def _patience_ends(self, trial: str, guard: str, iteration: int, beyond: bool) -> bool:
-        reports = self._beyond.setdefault(trial, {}).setdefault(guard, Series())
+        reports = _series(self._beyond.setdefault(trial, {}), guard)
         reports.add(iteration, float(beyond))
         if not beyond:
             return False
@@ -111,6 +111,13 @@ class Guards:
         for known in (self._seen, self._beyond):
             past = known.get(source, {})
             known[trial] = {name: series.until(step) for name, series in past.items()}
+
+
+def _series(known: dict[str, Series], name: str) -> Series:
+    found = known.get(name)
+    if found is None:
+        found = known[name] = Series()
+    return found
 
 
 Seen = Mapping[str, Series]

@@ -10,6 +10,7 @@ import importlib.util
 import warnings
 import zlib
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -66,8 +67,7 @@ class PerTrial(BaseSampler):
 
     def of(self, number: int, purpose: str) -> BaseSampler:
         """The sampler of a trial: for its parameters together (``purpose`` is ""), or for one of them."""
-        words = [self._seed, number, zlib.crc32(purpose.encode())]
-        return self._build(int(np.random.SeedSequence(words).generate_state(1)[0]))
+        return self._build(_seed_of(self._seed, number, purpose))
 
     def infer_relative_search_space(
         self, study: Study, trial: FrozenTrial
@@ -104,6 +104,12 @@ class PerTrial(BaseSampler):
         values: Sequence[float] | None,
     ) -> None:
         self.of(trial.number, "").after_trial(study, trial, state, values)
+
+
+@lru_cache(maxsize=1024)
+def _seed_of(seed: int, number: int, purpose: str) -> int:
+    words = [seed, number, zlib.crc32(purpose.encode())]
+    return int(np.random.SeedSequence(words).generate_state(1)[0])
 
 
 class Single(BaseSampler):
