@@ -45,7 +45,7 @@ def iqm(strata: Strata) -> float:
 
 
 def _middle_mean(scores: np.ndarray) -> np.ndarray:
-    """The interquartile mean along the last axis; scipy takes half a second to import, and a sweep needs no more."""
+    """The interquartile mean along the last axis, without scipy, which takes half a second to import."""
     count = scores.shape[-1]
     cut = count // 4
     parted = np.partition(scores, (cut, count - cut - 1), axis=-1)
