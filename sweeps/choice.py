@@ -43,6 +43,7 @@ class Choice:
         self._smooth = is_smooth(loaded.config.model_dump(include={"selection", "scheduler"}))
         self._axes = axes(codec.to_dict(loaded.space))
         self._last: tuple[dict[str, Run], dict[str, float]] = ({}, {})
+        self._planned: tuple[Loaded, int, list[tuple[str, int]]] | None = None
         self._constraints = [Constraint.parse(text) for text in loaded.config.search.constraints]
 
     @property
@@ -133,6 +134,15 @@ class Choice:
 
     def planned(self, records: Collection[TrialRecord]) -> list[tuple[str, int]]:
         """``(finalist, seed)`` of all test runs of a search that has ended."""
+        searched, known = self._searched.look(records), self._planned
+        if not searched.settled:
+            return self._plan(records)
+        # Asked for with each result of a test run, while no trial of the search changes any more.
+        if known is None or known[0] is not self.loaded or known[1] != searched.count:
+            known = self._planned = (self.loaded, searched.count, self._plan(records))
+        return known[2]
+
+    def _plan(self, records: Collection[TrialRecord]) -> list[tuple[str, int]]:
         searched = [record for record in records if record.of is None]
         spent, total = self._searched.look(records).spent, self.loaded.config.budget.full_trials
         if total is not None:

@@ -31,6 +31,7 @@ LOOKS_AT: dict[str, tuple[str, ...]] = {
     "max_eval_fall": (EVAL, EVAL_ERROR),
     "hacking_fall": (PROXY, HELDOUT),
 }
+_NEEDS = {guard: frozenset(metrics) for guard, metrics in LOOKS_AT.items()}
 
 
 Seen = Mapping[str, Series]
@@ -87,6 +88,9 @@ class Guards:
     _seen: dict[str, dict[str, Series]] = field(default_factory=dict)
     _beyond: dict[str, dict[str, Series]] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        self._on = [guard for guard in _GUARDS if getattr(self.limits, guard) is not None]
+
     def decide(self, trial: str, iteration: int, metrics: Mapping[str, float]) -> str | None:
         """Why the trial diverged, in words, or None."""
         wrong = first_nonfinite(metrics)
@@ -95,13 +99,14 @@ class Guards:
         seen = self._seen.setdefault(trial, {})
         for name in WATCHED:
             if name in metrics:
-                seen.setdefault(name, Series()).add(iteration, metrics[name])
-        for guard, look in _GUARDS.items():
-            limit = getattr(self.limits, guard)
-            if limit is not None and all(name in metrics for name in LOOKS_AT[guard]):
-                told = look(seen, self.limits)
-                reports = self._beyond.setdefault(trial, {}).setdefault(guard, Series())
+                _series(seen, name).add(iteration, metrics[name])
+        for guard in self._on:
+            if metrics.keys() >= _NEEDS[guard]:
+                told = _GUARDS[guard](seen, self.limits)
+                reports = _series(self._beyond.setdefault(trial, {}), guard)
                 reports.add(iteration, float(told is not None))
+                if told is None:
+                    continue
                 needed, what = self._patience(guard, seen)
                 last = reports.values[-needed:]
                 if len(last) == needed and all(last):
@@ -123,6 +128,13 @@ class Guards:
         for known in (self._seen, self._beyond):
             past = known.get(source, {})
             known[trial] = {name: series.until(step) for name, series in past.items()}
+
+
+def _series(known: dict[str, Series], name: str) -> Series:
+    found = known.get(name)
+    if found is None:
+        found = known[name] = Series()
+    return found
 
 
 def _high_kl(seen: Seen, limits: Limits) -> str | None:
