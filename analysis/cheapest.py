@@ -53,7 +53,7 @@ class Cheapest(NamedTuple):
 
     Attributes:
         trial: Its id.
-        value: What was compared: the objective, of finalists on test seeds.
+        value: What was compared: the objective, of finalists on test seeds, else smoothed where ranks are.
         cost: Its cost, in seconds.
         metric: The cost's metric.
         best: The best trial.
@@ -86,6 +86,8 @@ def cheapest(sweep: Sweep, within: Within) -> Cheapest:
     name = "value"
     if "test" in board and board["test"].notna().any():
         board, name = board[board["test"].notna()], "test"
+    elif "smoothed" in board:
+        name = "smoothed"
     metric = _cost_of(sweep, first)
     costs = sweep.trials[f"final.{metric}"].reindex(board.index)
     values = board[name]

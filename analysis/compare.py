@@ -192,6 +192,12 @@ def _outcomes(sweep: Sweep) -> str:
 def _lead(eligible: pd.DataFrame) -> str:
     if len(eligible) < 2:
         return ""
+    if "smoothed" in eligible:
+        first, second = eligible["smoothed"].iloc[:2]
+        return (
+            f", smoothed over the parameters {number(first)}, {number(abs(first - second))} ahead of "
+            f"{eligible['trial'].iloc[1]}"
+        )
     ahead = abs(eligible["value"].iloc[0] - eligible["value"].iloc[1])
     text = f", {number(ahead)} ahead of {eligible['trial'].iloc[1]}"
     errors = eligible["stderr"].iloc[:2] if "stderr" in eligible else None

@@ -10,6 +10,7 @@ from analysis.eligible import cause, none_eligible, why_not
 from analysis.finalists import finalists, verdict
 from analysis.load import Sweep
 from analysis.names import DASH, number, shorten
+from analysis.smoothed import ranked_by
 from rlhf_core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -24,6 +25,9 @@ _MOST_REASONS = 3
 def leaderboard(sweep: Sweep, top: int | None = None) -> pd.DataFrame:
     """All trials by objective, the eligible ones ranked above the others.
 
+    Where the sweep says so (``selection.smooth``) the eligible ones rank by the objective smoothed over the
+    parameters, unless test runs decide.
+
     Args:
         sweep: A loaded sweep.
         top: Keep this many rows.
@@ -31,7 +35,8 @@ def leaderboard(sweep: Sweep, top: int | None = None) -> pd.DataFrame:
     Returns:
         Columns ``rank`` Int64 (no rank for the ineligible), ``trial`` str, ``outcome`` category,
         ``value`` float64 (the objective, of several ones the first), ``stderr`` float64 (only if the
-        program reports ``<objective>_stderr``), of several objectives a column ``final.<metric>``
+        program reports ``<objective>_stderr``), ``smoothed`` float64 (only where ranks are by it, NaN
+        of what did not complete), of several objectives a column ``final.<metric>``
         float64 for each further one and ``front`` bool (as ``analysis.statistics.objective_front``,
         which does not change ranks), ``kl`` float64 (nats, final ``eval/kl_response``, else
         ``kl/response``), ``iterations`` Int64, ``gpu_seconds`` float64, the ``params.*`` columns,
@@ -44,12 +49,15 @@ def leaderboard(sweep: Sweep, top: int | None = None) -> pd.DataFrame:
     """
     import pandas as pd
 
-    runs, sweep = finalists(sweep).set_index("trial"), sweep.searched
+    runs, smoothed = finalists(sweep).set_index("trial"), sweep.smoothed
+    sweep = sweep.searched
     trials, objective = sweep.trials, sweep.objective
     board = pd.DataFrame({"trial": trials.index, "outcome": trials["outcome"].array})
     board["value"] = trials["value"].array
     if f"final.{objective.metric}_stderr" in trials:
         board["stderr"] = trials[f"final.{objective.metric}_stderr"].array
+    if smoothed is not None:
+        board["smoothed"] = smoothed.array
     for metric in (goal.metric for goal in sweep.objectives[1:]):
         board[f"final.{metric}"] = _first(trials, f"final.{metric}")
     if len(sweep.objectives) > 1:
@@ -62,11 +70,14 @@ def leaderboard(sweep: Sweep, top: int | None = None) -> pd.DataFrame:
     board["why_not"] = why_not(sweep).array
     board = _with_tests(board, runs)
     ineligible = board["why_not"] != ""
+    counts = board["value"] if smoothed is None else board["smoothed"]
     board = (
-        board.assign(_last=ineligible)
+        board.assign(_last=ineligible, _counts=counts.mask(ineligible))
+        # Of equal parameters the smoothed values are equal, too.
         .sort_values("value", ascending=objective.ascending, kind="stable", na_position="last")
+        .sort_values("_counts", ascending=objective.ascending, kind="stable", na_position="last")
         .sort_values(["_last", "_place"], kind="stable", ignore_index=True)
-        .drop(columns="_place")
+        .drop(columns=["_place", "_counts"])
     )
     ranks = pd.Series(range(1, len(board) + 1), dtype="Int64").where(~board.pop("_last"))
     board.insert(0, "rank", ranks)
@@ -166,7 +177,8 @@ def render_leaderboard(sweep: Sweep, top: int | None = 20) -> Table:
     shown = _fitting(board, params, room - taken)
     left = [key for key in params if key not in shown]
     several = _several(board, sweep.metric, cut)
-    caption = "\n".join(filter(None, [verdict(sweep), several, _caption(board, left, params)]))
+    told_by = [verdict(sweep), ranked_by(sweep), several]
+    caption = "\n".join(filter(None, [*told_by, _caption(board, left, params)]))
     table = Table(
         box=box.SIMPLE_HEAD,
         pad_edge=False,
@@ -285,6 +297,7 @@ def _fixed_columns(board: pd.DataFrame, goals: Sequence[str]) -> list[_Text]:
         _Text("trial", list(board["trial"])),
         _Text("outcome", [o if isinstance(o, str) else DASH for o in board["outcome"]]),
         _Text("value", values),
+        *_smoothed_column(board),
         *_further_goals(board, goals[1:]),
         *_test_column(board),
         _Text("KL", [number(v) for v in board["kl"]]),
@@ -298,6 +311,12 @@ def _fixed_columns(board: pd.DataFrame, goals: Sequence[str]) -> list[_Text]:
         for c in columns
         if c.title not in twice or (set(c.cells) - {DASH} and twice[c.title] not in goals)
     ]
+
+
+def _smoothed_column(board: pd.DataFrame) -> list[_Text]:
+    if "smoothed" not in board:
+        return []
+    return [_Text("smoothed", [number(v, 4) for v in board["smoothed"]])]
 
 
 def _further_goals(board: pd.DataFrame, metrics: Sequence[str]) -> list[_Text]:

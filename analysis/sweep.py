@@ -119,6 +119,15 @@ class Sweep:
         """The test runs of the finalists alone."""
         return self._only("test")
 
+    @cached_property
+    def smoothed(self) -> pd.Series[float] | None:
+        """The objective of each trial of the search smoothed over the parameters (``analysis.smoothed``); None
+        where the sweep ranks by measured values.
+        """
+        from analysis.smoothed import smoothed_values
+
+        return smoothed_values(self)
+
     def ranked_by(self, metric: str) -> Sweep:
         """The same trials, ranked by another one of the sweep's objectives.
 

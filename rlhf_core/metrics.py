@@ -264,7 +264,9 @@ def names_under(components: Iterable[str]) -> tuple[str, ...]:
 
 def first_nonfinite(metrics: Mapping[str, float]) -> str | None:
     """Name of the first metric that is NaN or infinite, or None."""
-    return next((name for name, value in metrics.items() if not math.isfinite(value)), None)
+    if all(map(math.isfinite, metrics.values())):
+        return None
+    return next(name for name, value in metrics.items() if not math.isfinite(value))
 
 
 def repeatable(metrics: Mapping[str, float]) -> dict[str, float]:

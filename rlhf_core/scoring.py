@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -75,6 +75,7 @@ class Scoring:
         self._context, self._temperature = context, config.rollout.temperature
         self._early = [role for role in self._groups if role in early]
         self._asked: dict[str, dict[int, Future[Any]]] = {role: {} for role in self._groups}
+        self._chunks = -(-config.rollout.prompts_per_iteration // config.rollout.chunk_size)
 
     def sampled(self, index: int, chunk: Chunk, part: Rollout) -> None:
         """Chunk number ``index`` of the batch is sampled: ``part`` is its rollout."""
@@ -99,8 +100,9 @@ class Scoring:
 
     def _ask(self, role: str, index: int, chunk: Chunk, part: Rollout) -> None:
         more = self._temperature if role == "reference" else chunk.prompts
-        call = self._groups[role].turn(index, METHODS[role][0], self._context, part, more)
-        self._asked[role][index] = call
+        asked = self._asked[role]
+        context = replace(self._context, left=max(0, self._chunks - 1 - len(asked)))
+        asked[index] = self._groups[role].turn(index, METHODS[role][0], context, part, more)
 
     def _answers(self, role: str, count: int) -> list[Future[Any]]:
         return [self._asked[role][index] for index in range(count)]

@@ -63,11 +63,13 @@ class CallContext:
         caller: Trial that asks; costs are accounted to it.
         version: Weight version the caller expects, or None where any serves.
         seed: Seed of whatever randomness the call needs.
+        left: Calls of the same batch that are still to come, as far as is known: the caller is not in a hurry yet.
     """
 
     caller: str
     version: int | None = None
     seed: int = 0
+    left: int = 0
 
 
 @dataclass(frozen=True)

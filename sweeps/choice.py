@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING
 
+from analysis.smoothed import CUT_OFF, is_smooth
+from analysis.space import axes
+from search_spaces import codec
 from sweeps.config import Constraint
 from sweeps.decide.selection import Candidate, Rule, finalists, fresh_seeds, planned_runs
 from sweeps.load import SEED, Loaded
-from sweeps.outcomes import Outcome
+from sweeps.outcomes import Outcome, State
 from sweeps.searched import Searched
 
 if TYPE_CHECKING:
+    from analysis.statistics.smoothing import Run
     from sweeps.trial_record import TrialRecord
+
+SMOOTHED = (Outcome.COMPLETED, *map(Outcome, CUT_OFF))
 
 
 class Choice:
@@ -34,6 +40,10 @@ class Choice:
         count = count if SEED in keys else 0
         self.rule = Rule(selection.top, count, selection.share)
         self._searched = Searched(loaded.program.iterations(loaded.base))
+        self._smooth = is_smooth(loaded.config.model_dump(include={"selection", "scheduler"}))
+        self._axes = axes(codec.to_dict(loaded.space))
+        self._last: tuple[dict[str, Run], dict[str, float]] = ({}, {})
+        self._planned: tuple[Loaded, int, list[tuple[str, int]]] | None = None
         self._constraints = [Constraint.parse(text) for text in loaded.config.search.constraints]
 
     @property
@@ -124,6 +134,15 @@ class Choice:
 
     def planned(self, records: Collection[TrialRecord]) -> list[tuple[str, int]]:
         """``(finalist, seed)`` of all test runs of a search that has ended."""
+        searched, known = self._searched.look(records), self._planned
+        if not searched.settled:
+            return self._plan(records)
+        # Asked for with each result of a test run, while no trial of the search changes any more.
+        if known is None or known[0] is not self.loaded or known[1] != searched.count:
+            known = self._planned = (self.loaded, searched.count, self._plan(records))
+        return known[2]
+
+    def _plan(self, records: Collection[TrialRecord]) -> list[tuple[str, int]]:
         searched = [record for record in records if record.of is None]
         spent, total = self._searched.look(records).spent, self.loaded.config.budget.full_trials
         if total is not None:
@@ -132,7 +151,36 @@ class Choice:
         asked = self.loaded.config.selection.test_seeds
         wanted = count if isinstance(asked, int) else asked[:count]
         seeds = fresh_seeds(wanted, self._tuning_seeds(searched))
-        return planned_runs(finalists(map(self.candidate, searched), top), seeds)
+        return planned_runs(finalists(self.ranked(searched), top), seeds)
+
+    def ranked(self, searched: Collection[TrialRecord]) -> list[Candidate]:
+        """The trials of the search that may be chosen, the best first.
+
+        Their values are smoothed over the parameters where the sweep says so and there is enough to go by; of
+        equal ones the better measured one is first.
+        """
+        own = [self.candidate(record) for record in searched]
+        measured = sorted((c for c in own if c.eligible), key=lambda c: -c.value)
+        better = self._smoothed(searched) if self._smooth else {}
+        found = [c._replace(value=better.get(c.trial, c.value)) for c in measured]
+        return sorted(found, key=lambda c: -c.value)
+
+    def _smoothed(self, searched: Collection[TrialRecord]) -> Mapping[str, float]:
+        """By trial that completed, signed so that larger is better; computed once for the same trials."""
+        # A driver need not load scipy before its search has ended.
+        from analysis.statistics.smoothing import Run, smoothed
+
+        over = [r for r in searched if r.state is State.ENDED and r.outcome in SMOOTHED]
+        runs = {
+            record.trial: Run(record.params, value, record.outcome is Outcome.COMPLETED)
+            for record in over
+            if math.isfinite(value := self.candidate(record).value)
+        }
+        if runs != self._last[0]:
+            values = smoothed([*runs.values()], self._axes)
+            whole = [] if values is None else zip(runs.items(), values.tolist(), strict=True)
+            self._last = runs, {trial: value for (trial, run), value in whole if run.whole}
+        return self._last[1]
 
     def _tuning_seeds(self, searched: Collection[TrialRecord]) -> set[int]:
         base = self.loaded.program.resolve(self.loaded.base, {}).get(SEED)

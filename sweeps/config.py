@@ -241,6 +241,12 @@ class GuardsConfig(Group):
         le=1000,
     )
     patience: int = option(3, "Reports in a row beyond a limit.", unit="reports", ge=1)
+    eval_patience: int = option(
+        3,
+        "Evaluations in a row beyond max_eval_fall, or as many as are left of the trial where those are fewer.",
+        unit="evaluations",
+        ge=1,
+    )
 
 
 class SelectionConfig(Group):
@@ -251,6 +257,11 @@ class SelectionConfig(Group):
         3,
         "Seeds on which each of them runs again, at most: how many, or which, none of them a tuning seed. "
         "They rank by these runs alone. 0: none.",
+    )
+    smooth: bool = option(
+        True,
+        "Finalists, and the winner where nothing runs again, are chosen by values smoothed over the parameters; "
+        "false: by values as measured.",
     )
     share: float = option(
         0.35,

@@ -29,6 +29,7 @@ from sweeps.services import NoServices, Services
 from sweeps.trial_record import TrialRecord
 
 BY_COMMAND = "stopped by `rlhf-sweep stop`"
+NUMBER = (int, float)
 # Of the journal of the study as well, which the run directory does not write itself.
 DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
 
@@ -75,7 +76,7 @@ class SweepDriver:
         self.paused: dict[str, TrialRecord] = {}
         self.scheduler = make_scheduler(loaded, max_concurrent)
         self._same = SameFailure()
-        self._guards = make_guards(loaded.config.guards)
+        self._guards = make_guards(loaded.config.guards, loaded.program.iterations(loaded.base))
         self.waiting = Waiting()
         self.leftovers = Leftovers()
         # What processes have reserved that wait for another trial.
@@ -83,6 +84,7 @@ class SweepDriver:
         self.first_placement: tuple[str, Mapping[str, Any]] | None = None
         self._live: dict[str, TrialRecord] = {}
         self._plans: dict[str, PlacementPlan] = {}
+        self._fits: tuple[PlacementPlan, list[Node]] | None = None
         self._lock = threading.RLock()
 
     # What to run
@@ -147,10 +149,11 @@ class SweepDriver:
         Those that began and have not ended come first; they go on from their own checkpoints.
         """
         with self._lock:
-            while self.may_go_on and self._has_slot():
-                pausing.release(self)
-                if not self.has_work:
-                    return None
+            while self._has_slot() and self.may_go_on:
+                if pauses(self.loaded.config.scheduler):
+                    pausing.release(self)
+                    if not self.has_work:
+                        return None
                 record = self._queued_again() if self.again else self._begun()
                 if record is None:
                     return None
@@ -223,7 +226,11 @@ class SweepDriver:
         found = self.loaded.broken(record.params)
         if found:
             return found[0]
-        return shortfall(self.plan(record), self.services.room(self.nodes))
+        # Most trials of a sweep have the same plan.
+        asked = (self.plan(record), self.services.room(self.nodes))
+        lack = None if asked == self._fits else shortfall(*asked)
+        self._fits = asked if lack is None else self._fits
+        return lack
 
     def _serve(self, record: TrialRecord) -> str | None:
         """Finds or starts the services of a trial, or says why it cannot have them."""
@@ -460,7 +467,7 @@ def numbers(result: Mapping[str, Any]) -> dict[str, float]:
         key: float(value)
         for key, value in result.items()
         if "/" in key
-        and not key.startswith("config/")
-        and isinstance(value, int | float)
+        and isinstance(value, NUMBER)
         and not isinstance(value, bool)
+        and not key.startswith("config/")
     }

@@ -276,11 +276,13 @@ def read_config(directory: Path) -> dict[str, Any]:
 
 
 def _as_it_began(config: Mapping[str, Any]) -> None:
-    """A sweep whose directory knows no ``search.prior`` began without the centres of its space."""
+    """What a directory does not know of, its sweep began without: ``search.prior`` and ``selection.smooth``."""
     search, parameters = config.get("search", {}), config.get("space", {}).get("parameters", ())
     centres = any(parameter.get("centre") is not None for parameter in parameters)
     if centres and search.get("sampler") in BEGIN_AT_RANDOM:
         search.setdefault("prior", 0.0)
+    if isinstance(selection := config.get("selection"), dict):
+        selection.setdefault("smooth", False)
 
 
 def check_changes(overrides: Mapping[str, Any]) -> None:

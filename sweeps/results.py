@@ -13,6 +13,7 @@ import analysis
 from analysis.finalists import tested_as
 from analysis.leaderboard import objectives_of
 from analysis.selection import FreshRuns, rank
+from analysis.smoothed import smoothed_of
 from analysis.sweep import Sweep
 from rlhf_core.errors import ConfigError, RlhfError
 from rlhf_core.store import LocalStore, open_store
@@ -77,12 +78,10 @@ def chosen(driver: SweepDriver) -> str | None:
         for trial, own in tested.items()
     }
     # Candidates are signed so that larger is better.
-    if ranked := rank(runs, ascending=False):
-        return ranked[0]
-    untested = [candidates[r.trial] for r in over if r.of is None and r.trial not in runs]
-    eligible = [candidate for candidate in untested if candidate.eligible]
-    best = max(eligible, key=lambda candidate: candidate.value, default=None)
-    return None if best is None else best.trial
+    if first := rank(runs, ascending=False):
+        return first[0]
+    ranked = driver.choice.ranked([record for record in over if record.of is None])
+    return next((c.trial for c in ranked if c.trial not in runs), None)
 
 
 def _judge(
@@ -118,6 +117,7 @@ def _write_best(
         "outcome": str(row["outcome"]),
         "objective": objective,
         "value": float(row["value"]),
+        "smoothed": smoothed_of(sweep, best),
         "objectives": objectives_of(sweep, best),
         "judgement": judgement,
     }

@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 HALVING, POPULATION = ("asha", "hyperband"), ("pbt", "pb2")
 
 
-def make_guards(config: GuardsConfig) -> Guards:
-    """The guards with the limits of the configuration."""
-    return Guards(Limits(**{f.name: getattr(config, f.name) for f in fields(Limits)}))
+def make_guards(config: GuardsConfig, horizon: int | None = None) -> Guards:
+    """The guards with the limits of the configuration, for trials of ``horizon`` iterations."""
+    return Guards(Limits(**{f.name: getattr(config, f.name) for f in fields(Limits)}), horizon)
 
 
 def make_scheduler(loaded: Loaded, places: int) -> Scheduler:

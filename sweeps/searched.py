@@ -56,6 +56,11 @@ class Searched:
         return any(not record.ended for record in self._open)
 
     @property
+    def settled(self) -> bool:
+        """Whether all of them ended for good."""
+        return not self._open
+
+    @property
     def spent(self) -> float:
         """What they cost, in full trials; one that runs counts as a whole one."""
         longest = self._horizon or max([self._longest, *(r.iteration for r in self._open)]) or 1

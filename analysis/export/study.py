@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from analysis.leaderboard import objectives_of
 from analysis.params import parameters_of
-from analysis.statistics.importance import distribution
+from analysis.statistics.parameters import distribution
 from analysis.sweep import Sweep
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from analysis.plots import style
 from analysis.plots.parameters import ParameterPoints, parameter_data
 from analysis.plots.scales import positions, set_scale
 from analysis.space import Axis
-from analysis.statistics.importance import importance
+from analysis.statistics.parameters import importance
 from analysis.sweep import Sweep
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ import pandas as pd
 
 from analysis.names import shorten
 from analysis.plots import style
-from analysis.statistics.importance import Method, importance
+from analysis.statistics.parameters import Method, importance
 from analysis.sweep import Sweep
 
 if TYPE_CHECKING:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from analysis.plots.gallery import GALLERY
 from analysis.report import story, tables
+from analysis.smoothed import ranked_by
 from analysis.sweep import Sweep
 
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ def render(sweep: Sweep) -> str:
         warnings=sweep.warnings,
         space=tables.space(sweep),
         leaderboard=tables.leading(sweep),
+        ranked_by=ranked_by(sweep),
         figures=figures,
         left_out=left_out,
         failures=tables.failures(sweep),

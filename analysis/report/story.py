@@ -14,7 +14,7 @@ from analysis.plots.learning_curves import best_or_none
 from analysis.shapes import JUDGED
 from analysis.statistics.budget import budget_correlation, search_course
 from analysis.statistics.hacking import hacking_signs
-from analysis.statistics.importance import importance
+from analysis.statistics.parameters import importance
 from analysis.sweep import Sweep
 from rlhf_core.errors import ConfigError
 from rlhf_core.metrics import MEASURES

@@ -74,7 +74,8 @@ def leading(sweep: Sweep) -> Table:
     params = [c.removeprefix("params.") for c in board.columns if c.startswith("params.")]
     short = shorten(params)
     others = [goal.metric for goal in sweep.objectives[1:]]
-    tested, with_kl = "test" in board, "eval/kl_response" not in (sweep.metric, *others)
+    tested, smooth = "test" in board, "smoothed" in board
+    with_kl = "eval/kl_response" not in (sweep.metric, *others)
     rows = []
     for row in board.to_dict("records"):
         error = row.get("stderr")
@@ -85,6 +86,7 @@ def leading(sweep: Sweep) -> Table:
                 DASH if pd.isna(row["rank"]) else str(row["rank"]),
                 str(row["trial"]),
                 value if error is None or error != error else f"{value} ± {number(error, 2)}",
+                *([number(row["smoothed"], 4)] if smooth else []),
                 *([_on_tests(row)] if tested else []),
                 *(number(row[f"final.{metric}"]) for metric in others),
                 *(["yes" if row["front"] else ""] if others else []),
@@ -104,6 +106,7 @@ def leading(sweep: Sweep) -> Table:
         "#",
         "trial",
         sweep.metric,
+        *["smoothed"] * smooth,
         *["on test seeds"] * tested,
         *further,
         *["KL"] * with_kl,

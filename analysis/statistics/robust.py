@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from scipy import stats
 
 from rlhf_core.errors import ConfigError
 
@@ -42,7 +41,15 @@ def iqm(strata: Strata) -> float:
     Raises:
         ConfigError: A stratum is empty or holds a number that is not finite.
     """
-    return float(stats.trim_mean(np.concatenate(_arrays(strata)), 0.25))
+    return float(_middle_mean(np.concatenate(_arrays(strata))))
+
+
+def _middle_mean(scores: np.ndarray) -> np.ndarray:
+    """The interquartile mean along the last axis, without scipy, which takes half a second to import."""
+    count = scores.shape[-1]
+    cut = count // 4
+    parted = np.partition(scores, (cut, count - cut - 1), axis=-1)
+    return np.asarray(parted[..., cut : count - cut].mean(axis=-1))
 
 
 def bootstrap(
@@ -71,7 +78,7 @@ def bootstrap(
     if statistic is iqm:
         # All resamples at once; a loop takes a hundred times as long.
         pooled = [a[rng.integers(0, a.size, (repeats, a.size))] for a in arrays]
-        drawn = stats.trim_mean(np.concatenate(pooled, axis=1), 0.25, axis=1)
+        drawn = _middle_mean(np.concatenate(pooled, axis=1))
     else:
         drawn = [
             statistic([a[rng.integers(0, a.size, a.size)] for a in arrays]) for _ in range(repeats)

@@ -111,6 +111,8 @@ class VllmEngine:
             self.llm.collective_rpc(
                 "reload_weights", kwargs={"weights_iterator": plain_weights(self.model)}
             )
+            if self.device.type == "cpu":
+                self.llm.apply_model(_lay_out_again)
         missing = sorted(self._names - self._taken)
         if missing:
             raise RlhfError(
@@ -134,6 +136,13 @@ class VllmEngine:
         model.load_weights = told
         if temperature != 1:
             model.compute_logits = scaled
+
+
+def _lay_out_again(model: Any) -> None:
+    """On a CPU vLLM multiplies with copies of weights; a reload leaves the one of a head that is the embedding."""
+    for module in model.modules():
+        if hasattr(module, "cpu_linear") and module.weight.numel():
+            module.quant_method.process_weights_after_loading(module)
 
 
 def _row(answer: Any) -> tuple[list[int], list[float]]:

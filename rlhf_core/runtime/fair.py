@@ -23,6 +23,7 @@ class Request(Generic[T]):
         key: Requests of equal keys can go through a model together; None: with no other.
         call: Whatever is to be done.
         batch: Equal for requests that the caller needs together; a turn ends where another batch begins.
+        left: Requests of the batch that are still to come after this one, as far as is known.
     """
 
     caller: str
@@ -30,10 +31,15 @@ class Request(Generic[T]):
     key: Hashable
     call: T
     batch: Hashable = None
+    left: int = 0
 
 
 class FairQueue(Generic[T]):
-    """Callers take turns, whoever came first and however much each asks; a caller's own requests keep their order.
+    """Who waits for the answers comes before who is still asking; a caller's own requests keep their order.
+
+    A trial needs what it asks while it samples no sooner than its last answer: first comes the caller that has the
+    fewest requests of its batch still to send. Of equal ones, callers take turns, whoever came first and however
+    much each asks.
 
     A turn is one batch. Until it is over a caller keeps its place, also while it asks for nothing and others are
     served in between: trials that sample at the same time would, one request each, all be done last. Once nobody
@@ -51,6 +57,8 @@ class FairQueue(Generic[T]):
         # Requests of its turn that a caller has had served, and their batch.
         self._served: Counter[str] = Counter()
         self._batch: dict[str, Hashable] = {}
+        # What each caller's newest request says is still to come.
+        self._left: dict[str, int] = {}
 
     def __len__(self) -> int:
         return sum(map(len, self._waiting.values()))
@@ -59,6 +67,7 @@ class FairQueue(Generic[T]):
         """A caller that has no turn gets the last one."""
         own = self._waiting.setdefault(request.caller, deque())
         own.append(request)
+        self._left[request.caller] = request.left
         if len(own) == 1 and self._batch.get(request.caller, request.batch) != request.batch:
             self._end_turn(request.caller)
 
@@ -82,13 +91,14 @@ class FairQueue(Generic[T]):
             else:
                 passed.add(caller)
         if not len(self):
-            for state in (self._waiting, self._served, self._batch):
+            for state in (self._waiting, self._served, self._batch, self._left):
                 state.clear()
         return taken
 
     def _caller(self, passed: Collection[str]) -> str | None:
-        """The first in turn that has a request waiting."""
-        return next((c for c, own in self._waiting.items() if own and c not in passed), None)
+        """Of those that have a request waiting the nearest to its batch's end; of equal ones the first in turn."""
+        waiting = (c for c, own in self._waiting.items() if own and c not in passed)
+        return min(waiting, key=self._left.__getitem__, default=None)
 
     def _next(self, caller: str, *, merged: bool = False) -> Request[T]:
         """The caller's first request; its next turn is the last one, once this one is over."""

@@ -56,7 +56,7 @@ class ServedRole:
             return answer
         call = Call(method, context, args, answer)
         key, batch = key_of(method, args), context.seed
-        request = Request(context.caller, size_of(args), key, call, batch)
+        request = Request(context.caller, size_of(args), key, call, batch, context.left)
         with self._changed:
             self._meter.enter(context.caller, time.monotonic())
             self._queue.put(request)

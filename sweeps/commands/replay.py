@@ -113,11 +113,17 @@ def _document(
         "noise": judge.noise,
         "target": judge.target,
         "seconds": seconds,
+        "speedup": _speedup(played, seconds),
         "repeats": [
             {**asdict(one), "params": None if one.chosen is None else points[one.chosen]}
             for one in played
         ],
     }
+
+
+def _speedup(played: Sequence[Played], seconds: float) -> float:
+    """Recorded seconds of all trials, as if one ran after the other, for each second of the replay."""
+    return sum(one.trained for one in played) / max(seconds, 1e-9)
 
 
 def _lines(table: Table, judge: Truth, played: Sequence[Played], seconds: float) -> list[str]:
@@ -127,7 +133,6 @@ def _lines(table: Table, judge: Truth, played: Sequence[Played], seconds: float)
         f"{header.cost}"
     ]
     lines += [_line(table, judge, one) for one in played]
-    virtual = sum(one.seconds for one in played)
     if len(played) > 1:
         good = sum(one.good for one in played)
         reached = [one.to_target for one in played if one.to_target is not None]
@@ -136,8 +141,10 @@ def _lines(table: Table, judge: Truth, played: Sequence[Played], seconds: float)
             f"truly good: {good} of {len(played)}; came to 90 % of the best: {len(reached)} of "
             f"{len(played)}{middle}"
         )
+    trained = sum(one.trained for one in played)
     lines.append(
-        f"{virtual:.0f} virtual seconds took {seconds:.2f} s ({virtual / max(seconds, 1e-9):,.0f} times faster)"
+        f"{trained:.0f} recorded seconds of trials took {seconds:.2f} s "
+        f"({_speedup(played, seconds):,.0f} times faster)"
     )
     return lines
 

@@ -15,6 +15,7 @@ from analysis.finalists import tested_as
 from analysis.leaderboard import objectives_of
 from analysis.packed import is_packed
 from analysis.params import parameters_of
+from analysis.smoothed import smoothed_of
 from rlhf_core.errors import ConfigError
 from sweeps.commands.files import path_argument
 from sweeps.record import strict_json
@@ -89,6 +90,7 @@ def run_best(args: argparse.Namespace) -> int:
         "trial": trial,
         "objective": sweep.objective.metric,
         "value": float(sweep.trials.loc[trial, "value"]),
+        "smoothed": smoothed_of(sweep, trial),
         "objectives": objectives_of(sweep, trial),
         "front": analysis.front(sweep),
         "params": params,
@@ -102,7 +104,8 @@ def run_best(args: argparse.Namespace) -> int:
     console = make_console()
     console.print(f"[bold]{trial}[/bold]  {document['objective']} {document['value']:.4f}")
     several = _front_lines(document["objectives"], document["front"], trial)
-    for line in (*several, _tested_line(document["test"]), _cheapest_line(found)):
+    told = _tested_line(document["test"]) or _smoothed_line(document["smoothed"])
+    for line in (*several, told, _cheapest_line(found)):
         if line:
             console.print(line, soft_wrap=True)
     for key, value in params.items():
@@ -154,6 +157,12 @@ def _tested_line(test: Mapping[str, Any] | None) -> str:
     span = "" if test["low"] != test["low"] else f" ({test['low']:.4f} to {test['high']:.4f})"
     seeds = f"{test['seeds']} test seed{'s' * (test['seeds'] > 1)}"
     return f"  {test['test']:.4f}{span} on {seeds}. {test['verdict']}".rstrip()
+
+
+def _smoothed_line(value: float | None) -> str:
+    if value is None:
+        return ""
+    return f"  {value:.4f} smoothed over the parameters, by which trials rank"
 
 
 def _cheapest_line(found: analysis.Cheapest | None) -> str:

@@ -20,7 +20,7 @@ PROXY, HELDOUT = "reward/proxy", "reward/heldout"
 EVAL, EVAL_ERROR = "eval/heldout", "eval/heldout_stderr"
 WATCHED = (KL, ENTROPY, LENGTH, TRUNCATED, PROXY, HELDOUT, EVAL, EVAL_ERROR)
 # Standard errors above the evaluation before, from which on a trial is on its way back.
-RECOVERING = 2.0
+RECOVERING = 3.0
 # What each limit looks at.
 LOOKS_AT: dict[str, tuple[str, ...]] = {
     "max_kl": (KL,),
@@ -31,6 +31,10 @@ LOOKS_AT: dict[str, tuple[str, ...]] = {
     "max_eval_fall": (EVAL, EVAL_ERROR),
     "hacking_fall": (PROXY, HELDOUT),
 }
+_NEEDS = {guard: frozenset(metrics) for guard, metrics in LOOKS_AT.items()}
+
+
+Seen = Mapping[str, Series]
 
 
 @dataclass(frozen=True)
@@ -46,6 +50,7 @@ class Limits:
     hacking_fall: float | None = None
     window: int = 3
     patience: int = 3
+    eval_patience: int = 3
 
 
 @dataclass(frozen=True)
@@ -70,13 +75,21 @@ class Window:
 class Guards:
     """Ends a trial whose numbers are not finite, or that is beyond a limit for ``patience`` reports in a row.
 
+    Below its first evaluation it must be for ``eval_patience`` evaluations, or as many as are left where those are
+    fewer: what fell early often comes back, what falls at the end has no time to.
+
     Attributes:
         limits: The limits.
+        horizon: Iterations of a whole trial; None: not known.
     """
 
     limits: Limits
+    horizon: int | None = None
     _seen: dict[str, dict[str, Series]] = field(default_factory=dict)
     _beyond: dict[str, dict[str, Series]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._on = [guard for guard in _GUARDS if getattr(self.limits, guard) is not None]
 
     def decide(self, trial: str, iteration: int, metrics: Mapping[str, float]) -> str | None:
         """Why the trial diverged, in words, or None."""
@@ -86,20 +99,29 @@ class Guards:
         seen = self._seen.setdefault(trial, {})
         for name in WATCHED:
             if name in metrics:
-                seen.setdefault(name, Series()).add(iteration, metrics[name])
-        for guard, look in _GUARDS.items():
-            limit = getattr(self.limits, guard)
-            if limit is not None and all(name in metrics for name in LOOKS_AT[guard]):
-                told = look(seen, self.limits)
-                if self._patience_ends(trial, guard, iteration, told is not None):
-                    return f"{told}, for {self.limits.patience} reports in a row"
+                _series(seen, name).add(iteration, metrics[name])
+        for guard in self._on:
+            if metrics.keys() >= _NEEDS[guard]:
+                told = _GUARDS[guard](seen, self.limits)
+                reports = _series(self._beyond.setdefault(trial, {}), guard)
+                reports.add(iteration, float(told is not None))
+                if told is None:
+                    continue
+                needed, what = self._patience(guard, seen)
+                last = reports.values[-needed:]
+                if len(last) == needed and all(last):
+                    return f"{told}, for {needed} {what} in a row"
         return None
 
-    def _patience_ends(self, trial: str, guard: str, iteration: int, beyond: bool) -> bool:
-        reports = self._beyond.setdefault(trial, {}).setdefault(guard, Series())
-        reports.add(iteration, float(beyond))
-        last = reports.values[-self.limits.patience :]
-        return len(last) == self.limits.patience and all(last)
+    def _patience(self, guard: str, seen: Seen) -> tuple[int, str]:
+        """How many reports in a row must be beyond the limit, and what they are called."""
+        if guard != "max_eval_fall":
+            return self.limits.patience, "reports"
+        at, needed = seen[EVAL].iterations, self.limits.eval_patience
+        if self.horizon is not None and len(at) > 1:
+            left = math.ceil((self.horizon - at[-1]) / (at[-1] - at[-2]))
+            needed = max(1, min(needed, left))
+        return needed, "evaluations"
 
     def fork(self, trial: str, source: str, step: int) -> None:
         """The trial goes on from the source's checkpoint of iteration ``step``: what led there is its past now."""
@@ -108,7 +130,11 @@ class Guards:
             known[trial] = {name: series.until(step) for name, series in past.items()}
 
 
-Seen = Mapping[str, Series]
+def _series(known: dict[str, Series], name: str) -> Series:
+    found = known.get(name)
+    if found is None:
+        found = known[name] = Series()
+    return found
 
 
 def _high_kl(seen: Seen, limits: Limits) -> str | None:

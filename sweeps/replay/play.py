@@ -9,7 +9,7 @@ import heapq
 import itertools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from rlhf_core.runtime.placement import Node
 from sweeps.driver import SweepDriver
@@ -51,12 +51,12 @@ class Player(Protocol):
         ...
 
 
-@dataclass(frozen=True)
-class Step:
+class Step(NamedTuple):
     """One result of a replay.
 
     Attributes:
         time: Virtual seconds since the beginning.
+        took: Seconds that were recorded for it.
         spent: Iterations that all trials together have run, this one included.
         trial: Id of the trial.
         iteration: Its iteration.
@@ -64,6 +64,7 @@ class Step:
     """
 
     time: float
+    took: float
     spent: int
     trial: str
     iteration: int
@@ -87,10 +88,10 @@ def play(player: Player, clock: Clock, workers: int) -> Iterator[Step]:
         if not queue:
             return
         clock.now, _, trial, run, steps = heapq.heappop(queue)
-        found = next(steps)
+        took, found = run.seconds, next(steps)
         spent += found.iteration > 0
         goes_on = player.heard(trial, _result(run, found))
-        yield Step(clock.now, spent, trial, found.iteration, found.values)
+        yield Step(clock.now, took, spent, trial, found.iteration, found.values)
         if run.is_last or not goes_on:
             player.ended(trial)
         else:

@@ -32,6 +32,7 @@ class Played:
         to_target: Full trials spent until some trial reported a value as good as the target; None: never.
         spent: Full trials spent in the end.
         seconds: Virtual seconds.
+        trained: Recorded seconds of all trials, one after the other.
         outcomes: How many trials ended how, test runs apart, as ``test``.
     """
 
@@ -41,6 +42,7 @@ class Played:
     to_target: float | None
     spent: float
     seconds: float
+    trained: float
     outcomes: Mapping[str, int]
 
 
@@ -108,18 +110,20 @@ class Course:
 
     Attributes:
         spent: Full trials spent.
+        trained: Their recorded seconds.
         to_target: Those spent when a value as good as the target was seen first.
     """
 
     def __init__(self, table: Table, metric: str, truth: Truth) -> None:
         self._length, self._metric, self._truth = table.header.iterations, metric, truth
-        self.spent = 0.0
+        self.spent = self.trained = 0.0
         self.to_target: float | None = None
 
     def follow(self, steps: Iterable[Step], limit: float | None = None) -> None:
         """Takes the results up to their end, or until ``limit`` full trials are spent."""
         for step in steps:
             self.spent = step.spent / self._length
+            self.trained += step.took
             value = step.metrics.get(self._metric)
             if self.to_target is None and value is not None and self._truth.reached(value):
                 self.to_target = self.spent
@@ -136,5 +140,6 @@ class Course:
             to_target=self.to_target,
             spent=self.spent,
             seconds=seconds,
+            trained=self.trained,
             outcomes=outcomes,
         )

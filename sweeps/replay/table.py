@@ -12,14 +12,17 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pandas as pd
 
 from rlhf_core.errors import ConfigError, nearest
 from search_spaces import Choice, Constant, Domain, Float, Int, Parameter, Space
 from sweeps.replay.centres import known_centres, within
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import pyarrow as pa
 
 FORMAT = 1
 KEY = b"rlhf_sweeps_table"
@@ -225,6 +228,8 @@ class Table:
         ``seconds`` float32, ``outcome`` and ``reason`` of the run, ``params.<key>``, and a float32 column for
         each metric, NaN where it was not measured.
         """
+        import pandas as pd
+
         rows = list(self._rows())
         frame = pd.DataFrame([row for row, _ in rows]).astype(
             {"config": "int32", "iteration": "int32"}
@@ -269,7 +274,9 @@ def read_table(path: Path) -> Table:
     if str(path) in recorded_names() and not path.exists():
         path = RECORDED / f"{path}.parquet"
     try:
-        stored = pq.read_table(path)
+        # As pq.read_table, but without its dataset, which imports pandas.
+        with pq.ParquetFile(path) as file:
+            stored = file.read()
     except (OSError, pa.ArrowException) as error:
         reason = getattr(error, "strerror", None) or "no Parquet file"
         raise ConfigError(
@@ -284,7 +291,7 @@ def read_table(path: Path) -> Table:
     values = json.loads(note)
     if values.pop("format") > FORMAT:
         raise ConfigError(f"table: {path} has a newer format than {FORMAT}; update this package")
-    return Table(_header(values), _runs(stored.to_pandas()))
+    return Table(_header(values), _runs(stored))
 
 
 def _header(values: Mapping[str, Any]) -> Header:
@@ -293,24 +300,30 @@ def _header(values: Mapping[str, Any]) -> Header:
     return Header(**{**values, "levels": levels, **seeds})
 
 
-def _runs(frame: pd.DataFrame) -> dict[tuple[int, int], Run]:
-    frame = frame.sort_values(["config", "seed", "iteration"], kind="stable")
-    names = [str(c) for c in frame if c not in FIXED and not str(c).startswith("params.")]
-    columns = {name: frame[name].tolist() for name in FIXED}
-    values = frame[names].to_numpy(np.float64)
-    keys = frame[["config", "seed"]].to_numpy()
+def _runs(stored: pa.Table) -> dict[tuple[int, int], Run]:
+    # Lists, as pyarrow's way to numpy imports pandas, which takes several times as long as to play a sweep.
+    columns = {
+        name: stored[name].to_pylist()
+        for name in stored.column_names
+        if name != "phase" and not name.startswith("params.")
+    }
+    order = np.lexsort([columns[name] for name in ("iteration", "seed", "config")])
+    names = [name for name in columns if name not in FIXED]
+    values = np.array([columns[name] for name in names], np.float64).T[order]
+    fixed = {name: [columns[name][i] for i in order] for name in columns.keys() - {*names}}
+    keys = np.column_stack([fixed["config"], fixed["seed"]])
     starts = np.flatnonzero(np.r_[True, (keys[1:] != keys[:-1]).any(axis=1)])
     runs = {}
-    for start, end in itertools.pairwise([*starts.tolist(), len(frame)]):
+    for start, end in itertools.pairwise([*starts.tolist(), len(order)]):
         measured = [
             {name: value for name, value in zip(names, row, strict=True) if value == value}
             for row in values[start:end].tolist()
         ]
-        runs[columns["config"][start], columns["seed"][start]] = Run(
-            iterations=tuple(columns["iteration"][start:end]),
+        runs[fixed["config"][start], fixed["seed"][start]] = Run(
+            iterations=tuple(fixed["iteration"][start:end]),
             metrics=tuple(measured),
-            seconds=tuple(columns["seconds"][start:end]),
-            outcome=columns["outcome"][start],
-            reason=columns["reason"][start],
+            seconds=tuple(fixed["seconds"][start:end]),
+            outcome=fixed["outcome"][start],
+            reason=fixed["reason"][start],
         )
     return runs

@@ -19,7 +19,6 @@ from optuna.distributions import (
 from optuna.samplers import BaseSampler, RandomSampler
 from optuna.study import Study
 from optuna.trial import FrozenTrial
-from scipy.stats import qmc
 
 from search_spaces import Space
 from sweeps.tuning.space import suggest
@@ -74,6 +73,9 @@ class SobolSampler(_Design):
     def _point(self, number: int) -> dict[str, float]:
         """Coordinates of a trial, in [0, 1)."""
         if self._drawn[0] != number:
+            # No other sampler needs it, and it takes long to import.
+            from scipy.stats import qmc
+
             engine = qmc.Sobol(len(self._names), scramble=True, rng=self._seed)
             if number:
                 engine.fast_forward(number)

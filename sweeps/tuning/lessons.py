@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 from typing import NamedTuple
@@ -123,14 +123,18 @@ class Teacher:
     constrained: bool
 
     def tell(
-        self, outcome: Outcome, finals: Mapping[str, float], told: Sequence[FrozenTrial]
+        self,
+        outcome: Outcome,
+        finals: Mapping[str, float],
+        told: Callable[[], Sequence[FrozenTrial]],
     ) -> Told:
         """What the study gets.
 
         Args:
             outcome: How the trial ended.
             finals: Last value of each metric.
-            told: The complete trials of the study, so that what is told follows from it and the trial alone.
+            told: Gives the complete trials of the study, so that what is told follows from it and the trial alone;
+                most lessons need none of them.
         """
         values = [finals.get(metric, math.nan) for metric in self.goals]
         broken = self._violations(outcome, finals)
@@ -146,7 +150,7 @@ class Teacher:
             mark = {OUTCOME: 1.0} if lesson is Lesson.BROKEN else {}
             return Told(TrialState.PRUNED, None, {**shown, **mark})
         if lesson is Lesson.BEHIND:
-            completed = [t for t in told if t.user_attrs.get("outcome") == Outcome.COMPLETED]
+            completed = [t for t in told() if t.user_attrs.get("outcome") == Outcome.COMPLETED]
             imputed: list[float] | None = [
                 self._worse(value, bound, goal)
                 for value, bound, goal in zip(
@@ -154,7 +158,7 @@ class Teacher:
                 )
             ]
         else:
-            imputed = self._below(told) if lesson is Lesson.WORST else None
+            imputed = self._below(told()) if lesson is Lesson.WORST else None
         if imputed is None or not all(map(math.isfinite, imputed)):
             return Told(TrialState.FAIL, None, shown)
         return Told(TrialState.COMPLETE, imputed, shown, imputed != values)

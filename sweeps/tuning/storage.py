@@ -15,8 +15,6 @@ import optuna
 from optuna.exceptions import DuplicatedStudyError, ExperimentalWarning, StorageInternalError
 from optuna.samplers import BaseSampler
 from optuna.storages import BaseStorage, InMemoryStorage, JournalStorage, RDBStorage
-from sqlalchemy.engine import make_url
-from sqlalchemy.exc import SQLAlchemyError
 
 from rlhf_core.errors import ConfigError
 from rlhf_core.store import LocalStore
@@ -112,6 +110,10 @@ def _refuse_foreign(study: optuna.Study, owner: str | None) -> None:
 
 
 def _database(url: str) -> BaseStorage:
+    # A study in a journal or in memory needs no database, and this takes a third of a second.
+    from sqlalchemy.engine import make_url
+    from sqlalchemy.exc import SQLAlchemyError
+
     expanded = os.path.expandvars(url)
     try:
         address = make_url(expanded)
@@ -129,6 +131,9 @@ def _database(url: str) -> BaseStorage:
 
 def _hidden(url: str) -> str:
     """The URL without its password."""
+    from sqlalchemy.engine import make_url
+    from sqlalchemy.exc import SQLAlchemyError
+
     try:
         return make_url(url).render_as_string(hide_password=True)
     except SQLAlchemyError:

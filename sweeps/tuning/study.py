@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -198,8 +199,7 @@ class Study:
         if trial is None:
             return
         known = {**finals, next(iter(self._goals)): math.nan if value is None else value}
-        complete = self._trials(TrialState.COMPLETE)
-        told = self._teacher.tell(outcome, known, complete)
+        told = self._teacher.tell(outcome, known, partial(self._trials, TrialState.COMPLETE))
         with self._together(False):
             for name, attribute in self._attributes(number, outcome, value, told.imputed).items():
                 trial.set_user_attr(name, attribute)

@@ -1,10 +1,12 @@
 """Guards on recorded learning curves: how many bad trials they end, how many healthy ones, and what that saves.
 
-python tests/benchmarks/guards.py [--table FILE] [--seed SEED]
+python tests/benchmarks/guards.py [--table FILE] [--set-on FILE] [--seed SEED] [--splits N] [--quick]
 
-The table has a row for each configuration, seed and iteration (docs/replay.md). The configurations
-are cut into two halves: thresholds are set on one and measured on the other. A trial is bad when its held-out
-reward ends more than two standard errors below where it began, or when a number was not finite.
+The tables have a row for each configuration, seed and iteration (docs/replay.md). Thresholds are set on the
+second table and measured on the first, ``from_another``, and the other way round. Then the configurations of the
+first are cut into two halves: thresholds are set on one and measured on the other, for several cuts, whose mean
+and range are told. A trial is bad when its held-out reward ends more than two standard errors below where it
+began, or when a number was not finite.
 """
 
 from __future__ import annotations
@@ -31,19 +33,31 @@ from sweeps.decide.guards import WATCHED, Guards, Limits
 from sweeps.replay.table import RECORDED
 from sweeps.schedulers import make_guards
 
+Setting = Mapping[str, float]
 RECALL, FALSE_STOPS, SAVED, HEALTHY = 0.95, 0.02, 0.40, 150
-# What a setting must keep on the half on which it is chosen, so that it keeps the targets on the other one.
-CHOSEN_RECALL, CHOSEN_FALSE_STOPS = 0.97, 0.01
-OPTIONS: dict[str, tuple[float | None, ...]] = {
-    "max_kl": (None, 15, 20, 30, 40, 60, 80, 120),
-    "min_entropy_share": (None, 0.01, 0.02, 0.05, 0.1),
-    "max_length_ratio": (None, 2, 3, 4),
-    "max_truncated_share": (None, 0.5, 0.8, 0.95),
-    "max_heldout_fall": (None, 3, 4, 6, 8, 12),
-    "max_eval_fall": (None, 2, 3, 4, 5, 6, 8),
-    "hacking_fall": (None, 3, 4, 6, 8),
+# What a setting must keep on the half on which it is chosen, so that it keeps the targets on the other one. Steps
+# saved beyond it are worth nothing: they are what is given for fewer false stops.
+CHOSEN_RECALL, CHOSEN_FALSE_STOPS, CHOSEN_SAVED = 0.97, 0.01, 0.45
+# Of two settings that do the same, the one with fewer limits: each has to be worth more than this.
+A_LIMIT = 0.05
+# Each guard alone, beginning with off.
+OPTIONS: dict[str, tuple[Setting, ...]] = {
+    "max_kl": ({}, *({"max_kl": v} for v in (20, 40, 80, 120, 160))),
+    "min_entropy_share": ({}, *({"min_entropy_share": v} for v in (0.02, 0.1))),
+    "max_length_ratio": ({}, *({"max_length_ratio": v} for v in (2, 4))),
+    "max_truncated_share": ({}, *({"max_truncated_share": v} for v in (0.8, 0.95))),
+    "max_heldout_fall": ({}, *({"max_heldout_fall": v} for v in (4, 8))),
+    "max_eval_fall": (
+        {},
+        *(
+            {"max_eval_fall": v, "eval_patience": n}
+            for v, n in itertools.product((2, 2.5, 3, 4), (2, 3, 4))
+        ),
+    ),
+    "hacking_fall": ({}, *({"hacking_fall": v} for v in (4, 8))),
 }
-WINDOWS, PATIENCE = (2, 3, 4), (1, 2, 3)
+WINDOWS, PATIENCE = (2, 3, 4), (2, 3)
+SPLITS, QUICK = 10, 2
 # Limits that compare means over a window.
 OVER_WINDOWS = ("max_heldout_fall", "hacking_fall")
 NEVER = 10**9
@@ -151,25 +165,44 @@ def score(found: Sequence[Curve], ends: Steps) -> Score:
     )
 
 
-def choose(found: Sequence[Curve]) -> Limits:
-    """The limits that save most on these trials, out of all combinations, with a price on every broken target."""
-    chosen, most = Limits(), -math.inf
-    ends: dict[str, Steps] = {}
+# Where each guard alone ends each trial, [settings, trials], by patience and window.
+Tried = Mapping[tuple[int, int], Mapping[str, Steps]]
+
+
+def tried(found: Sequence[Curve]) -> Tried:
+    """All guards alone on these trials."""
+    horizon = horizon_of(found)
+    ends: dict[tuple[int, int], dict[str, Steps]] = {}
     for patience, window in itertools.product(PATIENCE, WINDOWS):
+        own = ends[patience, window] = dict(ends.get((patience, WINDOWS[0]), {}))
         for name in OPTIONS if window == WINDOWS[0] else OVER_WINDOWS:
             shared = {"window": window, "patience": patience}
-            ends[name] = np.array(
-                [stops(found, Guards(Limits(**{name: value}, **shared))) for value in OPTIONS[name]]
-            )
-        setting, reached = _best(found, ends)
+            guards = [Guards(Limits(**{**shared, **one}), horizon) for one in OPTIONS[name]]
+            own[name] = np.array([stops(found, guard) for guard in guards])
+    return ends
+
+
+def horizon_of(found: Sequence[Curve]) -> int:
+    """Iterations of a whole trial."""
+    return max(curve.last for curve in found)
+
+
+def part(ends: Tried, chosen: NDArray[np.bool_]) -> Tried:
+    """Of some trials alone."""
+    return {key: {name: own[:, chosen] for name, own in by.items()} for key, by in ends.items()}
+
+
+def choose(found: Sequence[Curve], ends: Tried) -> Limits:
+    """The limits that are worth most on these trials, out of all combinations."""
+    chosen, most = Limits(), -math.inf
+    for (patience, window), own in ends.items():
+        setting, reached = _best(found, own)
         if reached > most:
-            chosen, most = Limits(**setting, window=window, patience=patience), reached
+            chosen, most = Limits(**{**setting, "window": window, "patience": patience}), reached
     return chosen
 
 
-def _best(
-    found: Sequence[Curve], ends: Mapping[str, Steps]
-) -> tuple[dict[str, float | None], float]:
+def _best(found: Sequence[Curve], ends: Mapping[str, Steps]) -> tuple[dict[str, float], float]:
     """The best combination of limits and its worth. Any guard ends a trial, so the first one counts."""
     most, best, names = -math.inf, (0, 0), list(OPTIONS)
     few, many = names[:3], names[3:]
@@ -177,21 +210,20 @@ def _best(
     used = [_products([_used(OPTIONS[name]) for name in part], np.add) for part in (few, many)]
     for number, head in enumerate(heads):
         worth = _worth(found, np.minimum(head, tails))
-        # Of two that do the same, the one with fewer limits.
-        worth -= 1e-3 * (used[0][number] + used[1])[:, 0]
+        worth -= A_LIMIT * (used[0][number] + used[1])[:, 0]
         place = int(worth.argmax())
         if worth[place] > most:
             most, best = float(worth[place]), (number, place)
-    setting: dict[str, float | None] = {}
-    for part, place in zip((few, many), best, strict=True):
-        sizes = [len(OPTIONS[name]) for name in part]
-        chosen = np.unravel_index(place, sizes)
-        setting |= {n: OPTIONS[n][int(i)] for n, i in zip(part, chosen, strict=True)}
+    setting: dict[str, float] = {}
+    for part_of, place in zip((few, many), best, strict=True):
+        sizes = [len(OPTIONS[name]) for name in part_of]
+        for name, own in zip(part_of, np.unravel_index(place, sizes), strict=True):
+            setting |= OPTIONS[name][int(own)]
     return setting, most
 
 
-def _used(values: Sequence[float | None]) -> Steps:
-    return np.array([[value is not None] for value in values]).astype(int)
+def _used(settings: Sequence[Setting]) -> Steps:
+    return np.array([[bool(setting)] for setting in settings]).astype(int)
 
 
 def _products(parts: Sequence[Steps], join: np.ufunc = np.minimum) -> Steps:
@@ -203,7 +235,7 @@ def _products(parts: Sequence[Steps], join: np.ufunc = np.minimum) -> Steps:
 
 
 def _worth(found: Sequence[Curve], ends: Steps) -> NDArray[np.float64]:
-    """What each row of stops is worth: the share of steps saved, less what it lacks of the targets."""
+    """What each row of stops is worth: the share of steps saved, as far as asked, less what the targets lack."""
     bad = np.array([curve.bad for curve in found])
     last = np.array([curve.last for curve in found])
     ended = ends < NEVER
@@ -211,7 +243,7 @@ def _worth(found: Sequence[Curve], ends: Steps) -> NDArray[np.float64]:
     wrong = ended[:, ~bad].mean(axis=1) if (~bad).any() else np.zeros(len(ends))
     saved = np.maximum(0, last - ends)[:, bad].sum(axis=1) / max(1, last[bad].sum())
     lacks = np.maximum(0, CHOSEN_RECALL - recall) + np.maximum(0, wrong - CHOSEN_FALSE_STOPS)
-    return np.asarray(saved - 10 * lacks)
+    return np.asarray(np.minimum(saved, CHOSEN_SAVED) - 10 * lacks)
 
 
 def wilson(hits: int, of: int) -> list[float]:
@@ -257,32 +289,65 @@ def told(found: Sequence[Curve], limits: Guards, seed: int) -> dict[str, Any]:
     }
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--table", type=Path, default=RECORDED / "tiny.parquet")
-    parser.add_argument("--seed", type=int, default=0, help="of the cut into halves")
-    parser.add_argument("--quick", action="store_true", help="the same: it takes seconds anyway")
-    asked = parser.parse_args()
-    frame = pd.read_parquet(asked.table)
-    if "phase" in frame:
-        frame = frame[frame["phase"] == "tune"]
-    found = list(curves(frame))
+def split(found: Sequence[Curve], ends: Tried, seed: int) -> dict[str, Any]:
+    """The limits that one half of the configurations gives, and what they do on the other one."""
     numbers = sorted({curve.config for curve in found})
-    drawn = np.random.default_rng(asked.seed).permutation(len(numbers))
+    drawn = np.random.default_rng(seed).permutation(len(numbers))
     half = {numbers[i] for i in drawn[: len(numbers) // 2]}
-    first = [curve for curve in found if curve.config in half]
-    second = [curve for curve in found if curve.config not in half]
-    limits = choose(first)
-    measured = told(second, Guards(limits), asked.seed)
-    ok = (
+    set_on = np.array([curve.config in half for curve in found])
+    limits = choose([c for c in found if c.config in half], part(ends, set_on))
+    guards = Guards(limits, horizon_of(found))
+    measured = told([c for c in found if c.config not in half], guards, seed)
+    named = {name: value for name, value in vars(limits).items() if value is not None}
+    return {**measured, "seed": seed, "limits": named}
+
+
+def across(found: Sequence[Curve], others: Sequence[Curve], seed: int) -> dict[str, Any]:
+    """The limits that the trials of another table give, and what they do on this one."""
+    limits = choose(others, tried(others))
+    measured = told(found, Guards(limits, horizon_of(found)), seed)
+    return {**measured, "limits": {k: v for k, v in vars(limits).items() if v is not None}}
+
+
+def reaches(measured: Mapping[str, Any]) -> bool:
+    """Whether a measurement keeps all targets."""
+    return bool(
         measured["recall"] >= RECALL
         and measured["false_stops"] <= FALSE_STOPS
         and measured["saved"] >= SAVED
         and measured["healthy"] >= HEALTHY
     )
+
+
+def read(path: Path) -> list[Curve]:
+    """The trials of a table on its tuning seeds."""
+    frame = pd.read_parquet(path)
+    if "phase" in frame:
+        frame = frame[frame["phase"] == "tune"]
+    return list(curves(frame))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--table", type=Path, default=RECORDED / "tiny.parquet")
+    parser.add_argument("--set-on", type=Path, default=RECORDED / "epochs.parquet")
+    parser.add_argument("--seed", type=int, default=0, help="of the first cut into halves")
+    parser.add_argument("--splits", type=int, help=f"cuts into halves; {SPLITS}")
+    parser.add_argument("--quick", action="store_true", help=f"{QUICK} cuts")
+    asked = parser.parse_args()
+    found, others = read(asked.table), read(asked.set_on)
+    ends, count = tried(found), asked.splits or (QUICK if asked.quick else SPLITS)
+    cuts = [split(found, ends, asked.seed + i) for i in range(count)]
+    measured: dict[str, Any] = {}
+    for name in ("recall", "false_stops", "saved", "saved_of_all"):
+        values = [cut[name] for cut in cuts]
+        measured[name] = round(float(np.mean(values)), 4)
+        measured[f"{name}_range"] = [min(values), max(values)]
+    measured["healthy"] = min(cut["healthy"] for cut in cuts)
+    from_another = across(found, others, asked.seed)
     line = {
         "name": "guards",
-        "ok": ok,
+        "ok": reaches(from_another) and reaches(measured),
         "target": {
             "recall": RECALL,
             "false_stops": FALSE_STOPS,
@@ -290,9 +355,10 @@ def main() -> None:
             "healthy": HEALTHY,
         },
         **measured,
-        "unit": "share",
-        "limits": vars(limits),
-        "on_the_half_they_were_set_on": told(first, Guards(limits), asked.seed),
+        "unit": "share, mean over cuts",
+        "from_another": from_another,
+        "the_other_way_round": across(others, found, asked.seed),
+        "cuts": cuts,
         "defaults_on_all": told(found, make_guards(GuardsConfig()), asked.seed),
         "versions": {
             "python": platform.python_version(),

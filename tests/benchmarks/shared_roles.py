@@ -133,12 +133,15 @@ class Simulation:
         for chunk in range(CHUNKS):
             done = generate * (chunk + 1) / CHUNKS if self.early else generate
             for role, seconds in each.items():
-                self._after(done, partial(self._ask, trial, iteration, role, (seconds, scored)))
+                asked = Request(
+                    str(trial), 1, None, (seconds, scored), iteration, CHUNKS - 1 - chunk
+                )
+                self._after(done, partial(self._ask, trial, role, asked))
 
-    def _ask(self, trial: int, iteration: int, role: str, call: Any) -> None:
+    def _ask(self, trial: int, role: str, asked: Request[Any]) -> None:
         # A role of the trial's own has a queue that nobody else asks.
         server = role if role in self.services else f"{role} {trial}"
-        self._queues[server].put(Request(str(trial), 1, None, call, iteration))
+        self._queues[server].put(asked)
         self._serve(server)
 
     def _serve(self, server: str) -> None:

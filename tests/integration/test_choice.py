@@ -109,18 +109,30 @@ def test_the_benchmark_of_overhead_runs_both_sides_in_as_many_processes_as_run_a
 
 
 @pytest.mark.long
-def test_the_measurement_of_guards_tells_both_halves_and_the_defaults() -> None:
+def test_the_measurement_of_guards_tells_every_cut_and_the_defaults() -> None:
     done = subprocess.run(
-        [sys.executable, "tests/benchmarks/guards.py"],
+        [sys.executable, "tests/benchmarks/guards.py", "--quick"],
         cwd=ROOT, check=True, capture_output=True, text=True,
     )  # fmt: skip
     found = json.loads(done.stdout.splitlines()[-1])
-    for part in (found, found["on_the_half_they_were_set_on"], found["defaults_on_all"]):
+    for part in (*found["cuts"], found["defaults_on_all"]):
         for name in ("recall", "false_stops", "saved"):
             low, high = part[f"{name}_interval"]
             assert 0 <= low <= part[name] <= high <= 1, name
     assert found["healthy"] >= 150
-    # Every tuning run of the table is in one half or the other.
-    halves = (found, found["on_the_half_they_were_set_on"])
-    assert sum(half["bad"] + half["healthy"] for half in halves) == 720
-    assert found["defaults_on_all"]["bad"] + found["defaults_on_all"]["healthy"] == 720
+    # Half of the tuning runs of the table are measured, others with each cut.
+    assert [cut["bad"] + cut["healthy"] for cut in found["cuts"]] == [360, 360]
+    assert found["cuts"][0]["bad"] != found["cuts"][1]["bad"]
+    for name in ("recall", "false_stops", "saved"):
+        low, high = found[f"{name}_range"]
+        assert low <= found[name] <= high
+    for name, trials in (
+        ("defaults_on_all", 720),
+        ("from_another", 720),
+        ("the_other_way_round", 324),
+    ):
+        assert found[name]["bad"] + found[name]["healthy"] == trials
+    # Limits that a table of other trials gave keep what is asked of them.
+    assert found["from_another"]["recall"] >= 0.95
+    assert found["from_another"]["false_stops"] <= 0.02
+    assert found["from_another"]["saved"] >= 0.4

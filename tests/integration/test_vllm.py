@@ -38,6 +38,8 @@ from rlhf_core.types import CallContext, Chunk, Rollout
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
 # Log-probabilities of two implementations in float32, at values of about 3.
 NEAR = 2e-4
+# The same in bfloat16, whose numbers have eight bits.
+NEAR_IN_HALF = 0.2
 CUT = {"rollout__temperature": 0.7, "rollout__top_p": 0.9, "rollout__top_k": 8}
 LATER = CallContext("test", version=7)
 Made = Callable[..., TrialConfig]
@@ -45,19 +47,36 @@ Made = Callable[..., TrialConfig]
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
-    """Trials of a tiny Llama whose attention heads are of a size that vLLM takes on a CPU."""
+    """Trials of tiny models whose attention heads are of a size that vLLM takes on a CPU."""
     root = tmp_path_factory.mktemp("vllm")
-    zoo, folder, tokenizer = build(root / "zoo"), root / "policy", characters()
+    zoo, tokenizer = build(root / "zoo"), characters()
+    common = {
+        "vocab_size": len(tokenizer), "pad_token_id": 0, "eos_token_id": 1, "bos_token_id": None,
+        "initializer_range": 0.25,
+    }  # fmt: skip
+    grouped = {
+        "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1,
+        "intermediate_size": 96, "max_position_embeddings": 96, **common,
+    }  # fmt: skip
+    configs = {
+        "Wide": transformers.LlamaConfig(**grouped),
+        "Tied": transformers.LlamaConfig(**grouped, tie_word_embeddings=True),
+        "Qwen2": transformers.Qwen2Config(**grouped),
+        "GPT2": transformers.GPT2Config(n_embd=64, n_layer=2, n_head=2, n_positions=96, **common),
+    }
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        config = transformers.LlamaConfig(
-            hidden_size=64, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1,
-            intermediate_size=96, max_position_embeddings=96, initializer_range=0.25,
-            vocab_size=len(tokenizer), pad_token_id=0, eos_token_id=1, bos_token_id=None,
-        )  # fmt: skip
-        transformers.LlamaForCausalLM(config).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    whole = replace(zoo, policies={**zoo.policies, "Wide": str(folder)})
+        for family, config in configs.items():
+            model = transformers.AutoModelForCausalLM.from_config(config)
+            for name, weight in model.named_parameters():
+                if name.endswith("bias"):
+                    # Biases start at zero, where a forgotten one would not show.
+                    weight.data.normal_(0.0, 0.1)
+            model.save_pretrained(root / family)
+            tokenizer.save_pretrained(root / family)
+    whole = replace(
+        zoo, policies={**zoo.policies, **{family: str(root / family) for family in configs}}
+    )
 
     def make(family: str = "Wide", **values: Any) -> TrialConfig:
         return trial_config(whole, family, rollout__engine="vllm", **values)
@@ -95,12 +114,23 @@ def apart(learner: LearnerRole, batch: Rollout, config: TrialConfig) -> float:
 
 
 @pytest.mark.parametrize(
-    "values", [{}, CUT, {"model__lora__rank": 4}], ids=["plain", "cut", "lora"]
+    ("family", "values", "near"),
+    [
+        ("Wide", {}, NEAR),
+        ("Wide", CUT, NEAR),
+        ("Wide", {"model__lora__rank": 4}, NEAR),
+        ("Wide", {"model__dtype": "bfloat16"}, NEAR_IN_HALF),
+        ("Tied", {}, NEAR),
+        ("Tied", {"model__lora__rank": 4}, NEAR),
+        ("Qwen2", {}, NEAR),
+        ("GPT2", {}, NEAR),
+    ],
+    ids=["plain", "cut", "lora", "bfloat16", "tied", "tied, lora", "qwen2", "gpt2"],
 )
 def test_stamps_are_the_learners_own_before_and_after_weights_are_delivered(
-    made: Made, values: dict[str, Any]
+    made: Made, family: str, values: dict[str, Any], near: float
 ) -> None:
-    config = made(sync__bucket_mb=0.01, **values)
+    config = made(family, sync__bucket_mb=0.01, **values)
     chunk = Chunk(0, prompts(config) * 4, 3)
     with rollouts(config) as sampler:
         first, again = sampler.generate(CONTEXT, chunk), sampler.generate(CONTEXT, chunk)
@@ -109,13 +139,13 @@ def test_stamps_are_the_learners_own_before_and_after_weights_are_delivered(
         other = sampler.generate(CONTEXT, replace(chunk, seed=4))
         assert not torch.equal(first.tokens_BL[:, :20], other.tokens_BL[:, :20])
         before, after = role("learner", config), shaken(config)
-        assert apart(before, first, config) < NEAR < 0.01 * apart(after, first, config)
+        assert apart(before, first, config) < near < 0.2 * apart(after, first, config)
 
         header, buckets = after.publish(LATER)
         assert len(buckets) > 1
         assert sampler.load_weights(LATER, header, buckets) == 7
         second = sampler.generate(LATER, chunk)
-        assert apart(after, second, config) < NEAR < 0.01 * apart(before, second, config)
+        assert apart(after, second, config) < near < 0.2 * apart(before, second, config)
         assert torch.equal(second.versions_BT, 7 * second.response_mask_BT)
 
         # A replacement is sent what this one holds; a checkpoint says the same.

@@ -21,6 +21,12 @@ def test_iqm_cuts_a_quarter_at_either_end():
     assert statistics.iqm([[1, 2, 30]]) == 11.0, "of three, none is cut"
 
 
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 7, 8, 101])
+def test_iqm_is_the_trimmed_mean_of_scipy_to_the_last_bit(count):
+    scores = np.random.default_rng(count).normal(size=count)
+    assert statistics.iqm([scores]) == stats.trim_mean(scores, 0.25)
+
+
 @pytest.mark.parametrize("scores", [[], [[]], [[1.0, math.nan]], [[math.inf]]])
 def test_scores_that_mean_nothing_are_refused(scores):
     with pytest.raises(ConfigError, match="finite"):

@@ -64,14 +64,21 @@ def test_the_last_report_stops_nobody_and_infinity_does(measured: Any) -> None:
 
 def test_the_chosen_limits_separate_what_can_be_separated(measured: Any) -> None:
     found = list(measured.curves(table()))
-    limits = measured.choose(found)
-    # The blow-up is seen at once, by one limit alone.
-    assert limits.patience == 1
-    assert limits.max_kl is not None
+    limits = measured.choose(found, measured.tried(found))
+    # One limit alone sees the blow-up, at once by evaluations and after two reports by the KL.
     used = [name for name in measured.OPTIONS if getattr(limits, name) is not None]
-    assert used == ["max_kl"]
-    score = measured.score(found, measured.stops(found, Guards(limits)))
-    assert (score.recall, score.false_stops, score.saved) == (1.0, 0.0, 0.6)
+    assert used in (["max_kl"], ["max_eval_fall"])
+    score = measured.score(found, measured.stops(found, Guards(limits, horizon=10)))
+    assert (score.recall, score.false_stops, score.saved) == (1.0, 0.0, 0.5)
+
+
+def test_thresholds_are_measured_on_the_half_they_were_not_set_on(measured: Any) -> None:
+    found = list(measured.curves(table()))
+    cut = measured.split(found, measured.tried(found), seed=3)
+    half = np.random.default_rng(3).permutation(12)[:6]
+    assert cut["bad"] == sum(config % 3 == 0 for config in range(12) if config not in half)
+    assert cut["bad"] + cut["healthy"] == 6
+    assert (cut["recall"], cut["false_stops"]) == (1.0, 0.0)
 
 
 def test_intervals(measured: Any) -> None:

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from rlhf_core.runtime.placement import Node
 from sweeps.config import GuardsConfig
 from sweeps.decide.guards import LOOKS_AT, Guards, Limits, Window
+from sweeps.driver import SweepDriver
+from sweeps.load import load_sweep
+from sweeps.record import RunDirectory
 from sweeps.schedulers import make_guards
+from sweeps.tuning.study import Study
 
 
 def play(guards: Guards, trial: str = "a", **curves: list[float]) -> tuple[int, str] | None:
@@ -95,14 +101,67 @@ def test_a_held_out_reward_below_its_start_ends_the_trial() -> None:
 def test_an_evaluation_below_the_first_one_ends_the_trial() -> None:
     curves = {"eval__heldout": [1.0, 1.5, 0.6, 0.4], "eval__heldout_stderr": [0.1] * 4}
     # The difference of two evaluations has a standard error of 0.141.
-    at, told = play(limits(max_eval_fall=4.0, patience=1), **curves) or (0, "")
+    at, told = play(limits(max_eval_fall=4.0, eval_patience=1), **curves) or (0, "")
     assert at == 4
     assert "fell from 1 to 0.4, by 4.2 standard errors" in told
-    assert play(limits(max_eval_fall=4.0, patience=2), **curves) is None
+    assert play(limits(max_eval_fall=4.0, eval_patience=2), **curves) is None
     # A dip that the trial comes back from is none: the third evaluation is far above the second.
     dip = {"eval__heldout": [1.0, -1.0, -0.5, -0.4, -0.4], "eval__heldout_stderr": [0.1] * 5}
-    at, _ = play(limits(max_eval_fall=4.0, patience=2), **dip) or (0, "")
+    at, _ = play(limits(max_eval_fall=4.0, eval_patience=2), **dip) or (0, "")
     assert at == 5
+
+
+@pytest.mark.parametrize(
+    ("fallen_from", "ends"), [(2, 4), (3, 5), (4, 5), (5, 6), (6, 6)], ids=lambda at: f"{at}"
+)
+def test_a_fall_has_to_last_as_long_as_there_is_time_to_come_back(
+    fallen_from: int, ends: int
+) -> None:
+    """Three evaluations in a row; two at iteration 5 of 7, where two are left, and one at iteration 6."""
+    guards = Guards(Limits(max_eval_fall=4.0, eval_patience=3), horizon=7)
+    values = [1.0 if at < fallen_from else -1.0 for at in range(1, 7)]
+    at, told = play(guards, eval__heldout=values, eval__heldout_stderr=[0.1] * 6) or (0, "")
+    assert at == ends
+    assert "evaluations in a row" in told
+
+
+def test_what_is_left_counts_evaluations_and_not_iterations() -> None:
+    for horizon, ends in ((16, 14), (17, None), (None, None)):
+        guards = Guards(Limits(max_eval_fall=4.0, eval_patience=3), horizon)
+        found = None
+        for at in range(15):
+            metrics = {"policy/entropy": 2.0}
+            if at % 2 == 0:
+                value = -1.0 if at == 14 else 1.0
+                metrics |= {"eval/heldout": value, "eval/heldout_stderr": 0.1}
+            if guards.decide("a", at, metrics):
+                found = at
+        # Of 17 iterations two evaluations are left, at 16 and at the end.
+        assert found == ends
+
+
+def test_the_driver_tells_the_guards_how_long_a_trial_is(tmp_path: Path) -> None:
+    found = {}
+    for steps in (3, 30):
+        loaded = load_sweep(
+            {
+                "program": "sweep_helpers:SeededProgram",
+                "base": {"steps": steps},
+                "space": {"x": {"float": [0.0, 6.0]}},
+                "search": {"trials": 1, "objective": "eval/heldout"},
+                "guards": {"max_eval_fall": 4},
+            }
+        )
+        study = Study(None, "s", loaded.config.search, loaded.space, lambda params: [])
+        nodes = [Node("a", 8.0, 0.0, 8.0)]
+        driver = SweepDriver(loaded, RunDirectory(tmp_path / f"{steps}"), study, nodes, 1)
+        record = driver.next_trial()
+        assert record is not None
+        driver.placed(record.trial)
+        for at, value in ((1, 1.0), (2, -1.0)):
+            report = {"iteration": at, "eval/heldout": value, "eval/heldout_stderr": 0.1}
+            found[steps] = driver.decide(record.trial, report)
+    assert found == {3: False, 30: True}
 
 
 def test_hacking_needs_the_proxy_to_rise_while_the_held_out_reward_falls() -> None:
@@ -134,7 +193,7 @@ def test_a_copy_has_the_past_of_what_it_is_a_copy_of() -> None:
 
 def test_every_limit_is_an_option_and_null_switches_it_off() -> None:
     options = GuardsConfig.model_fields.keys()
-    assert {*LOOKS_AT, "window", "patience"} == set(options) == set(vars(Limits()))
+    assert {*LOOKS_AT, "window", "patience", "eval_patience"} == set(options) == set(vars(Limits()))
     off = make_guards(GuardsConfig(**dict.fromkeys(LOOKS_AT)))
     for name in ("kl/response", "policy/entropy", "rollout/truncated_share", "rollout/length"):
         for iteration in range(1, 9):

@@ -1,4 +1,7 @@
-"""Commands that only read answer at once: neither Ray nor torch nor Optuna is imported for them."""
+"""Commands that only read answer at once: neither Ray nor torch nor Optuna is imported for them.
+
+A replay has Optuna, and nothing else that takes long to import.
+"""
 
 from __future__ import annotations
 
@@ -45,3 +48,14 @@ def test_a_reading_command_imports_nothing_heavy(argv: list[str]) -> None:
     code, names = json.loads(done.stdout)
     assert code == 0
     assert HEAVY & set(names) == set()
+
+
+def test_a_replay_imports_what_it_needs() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", PROBE, "replay", "tiny", "--trials-equivalent", "12"],
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    code, names = json.loads(done.stdout)
+    assert code == 0
+    assert "optuna" in names
+    assert {*HEAVY, "pandas", "scipy", "sqlalchemy"} & set(names) == {"optuna"}

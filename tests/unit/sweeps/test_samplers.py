@@ -109,6 +109,20 @@ def test_a_study_that_is_opened_again_goes_on_as_if_never_closed(
     assert "nsga" in sampler or len({str(params) for _, params in whole}) == 12
 
 
+@pytest.mark.parametrize("goals", [{}, {"eval/heldout": "maximize", "kl/response": "minimize"}])
+@pytest.mark.parametrize(("sampler", "kind"), [("tpe", "TPESampler"), ("random", "RandomSampler")])
+def test_a_sampler_that_is_seeded_anew_draws_as_one_that_is_made_anew(
+    tmp_path: Path, sampler: str, kind: str, goals: dict[str, str]
+) -> None:
+    named = play(open_study(tmp_path / "named", sampler, objectives=goals), 16)
+    # One that is imported is made for each draw.
+    options = {"n_startup_trials": 3} if sampler == "tpe" else {}
+    made = open_study(
+        tmp_path / "made", f"optuna.samplers:{kind}", objectives=goals, options=options
+    )
+    assert play(made, 16) == named
+
+
 def _play_in_a_process(folder: Path, sampler: str, count: int) -> None:
     play(open_study(folder, sampler), count)
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from sweeps.decide.selection import (
     planned_runs,
 )
 from sweeps.driver import SweepDriver
-from sweeps.load import load_sweep
+from sweeps.load import Loaded, load_sweep
 from sweeps.outcomes import Outcome
 from sweeps.record import RunDirectory
 from sweeps.results import chosen
@@ -146,6 +147,27 @@ def test_a_finalist_that_fails_on_fresh_seeds_is_not_chosen(tmp_path: Path) -> N
         end = {"outcome": Outcome.FAILED} if failed else {}
         run(driver, driver.next_trial(), 4.0, **end)
     assert chosen(driver) == "t0002"
+
+
+def test_trials_that_are_added_during_the_test_runs_can_be_finalists(tmp_path: Path) -> None:
+    driver = make(tmp_path)
+    for loss in (3.0, 1.0, 2.0):
+        run(driver, driver.next_trial(), loss)
+    first = run(driver, driver.next_trial(), 5.0)
+    assert first.of == "t0001"
+    driver.loaded = driver.choice.loaded = more_trials(driver.loaded, 4)
+    added = run(driver, driver.next_trial(), 0.5)
+    assert added.of is None
+    tests = [run(driver, driver.next_trial(), loss) for loss in (5.0, 5.0, 5.0)]
+    assert [(t.of, t.params["seed"]) for t in tests] == [
+        (added.trial, 7), (added.trial, 8), ("t0001", 8),
+    ]  # fmt: skip
+    assert driver.next_trial() is None
+
+
+def more_trials(loaded: Loaded, count: int) -> Loaded:
+    search = loaded.config.search.model_copy(update={"trials": count})
+    return replace(loaded, config=loaded.config.model_copy(update={"search": search}))
 
 
 def test_an_interruption_before_the_test_runs_leaves_the_choice_to_the_search(

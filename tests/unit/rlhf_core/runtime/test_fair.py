@@ -80,6 +80,18 @@ def test_a_caller_that_comes_late_does_not_wait_for_what_others_have_queued() ->
     assert "b" in turns
 
 
+def test_who_waits_for_its_batch_comes_before_who_is_still_sampling() -> None:
+    queue: FairQueue[int] = FairQueue(turn=9)
+    for number, (caller, left) in enumerate([("a", 5), ("b", 2), ("a", 4), ("c", 0), ("b", 1)]):
+        queue.put(Request(caller, 1, "k", number, "batch", left))
+    assert [queue.take()[0].call for _ in range(2)] == [3, 1]
+    # With its last request it is as urgent as whoever waits, from its first one on.
+    for left in (3, 2, 1, 0):
+        queue.put(Request("a", 1, "k", 10 - left, "batch", left))
+    assert "".join(request.caller for (request,) in _drained(queue)) == "aaaaaab"
+    assert len(queue) == 0
+
+
 @given(WAITING)
 def test_between_two_turns_of_a_caller_every_other_that_waits_has_one(waiting: Waiting) -> None:
     queue = _queue(waiting)

@@ -187,6 +187,7 @@ def test_the_command_tells_what_was_chosen(
     assert document["configurations"] == 240
     (played,) = document["repeats"]
     assert 5 < played["spent"] <= 6
+    assert document["speedup"] == pytest.approx(played["trained"] / document["seconds"])
     assert played["params"].keys() == {
         "optim.policy.lr", "ppo.kl.coef", "ppo.clip_range_low", "sync.interval",
     }  # fmt: skip
