@@ -62,6 +62,8 @@ bench: setup
 	$(BIN)/python tests/benchmarks/load.py
 	$(BIN)/python tests/benchmarks/memory.py
 	$(BIN)/python tests/benchmarks/search_quality.py
+	$(BIN)/python tests/benchmarks/search_quality.py --all
+	$(BIN)/python tests/benchmarks/rejections.py
 	$(BIN)/python tests/benchmarks/guards.py
 	$(BIN)/python tests/benchmarks/overhead.py
 

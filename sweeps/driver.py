@@ -18,7 +18,7 @@ from sweeps.choice import Choice
 from sweeps.control import Inbox
 from sweeps.decide.failures import SameFailure
 from sweeps.decide.leftovers import Leftovers
-from sweeps.decide.scheduling import Exploit, GoOn, Stop
+from sweeps.decide.scheduling import Exploit, GoOn, SavePoints, Stop
 from sweeps.decide.waiting import Waiting
 from sweeps.load import SEED, Loaded
 from sweeps.outcomes import Outcome, State
@@ -334,11 +334,12 @@ class SweepDriver:
         diverged = self._guards.decide(trial, iteration, metrics)
         if diverged is not None:
             record.outcome, record.reason = Outcome.DIVERGED, diverged
-            self.scheduler.forget(trial)
+            if record.of is None:
+                self.scheduler.forget(trial)
             return False
         if record.of is not None:
             return True
-        points = self.scheduler.save_points(trial)
+        points = self.save_points(record)
         if points is not None:
             record.passed = points.due(iteration, metrics, record.passed) or record.passed
         action = self.scheduler.decide(report(config, trial, iteration, metrics))
@@ -354,6 +355,10 @@ class SweepDriver:
                 record.judged, record.passed = action.step, action.passed
                 self._guards.fork(trial, action.source, action.step)
         return isinstance(action, GoOn)
+
+    def save_points(self, record: TrialRecord) -> SavePoints | None:
+        """Where a trial is to save for the scheduler, which knows no test runs."""
+        return self.scheduler.save_points(record.trial) if record.of is None else None
 
     def retried(self, trial: str, reason: str) -> None:
         """Its processes were lost; it starts again from its last checkpoint."""

@@ -134,7 +134,8 @@ def problems(loaded: Loaded) -> list[str]:
     kind = f"scheduler.kind {config.kind!r}" + (
         " with stop false" if config.kind in HALVING else ""
     )
-    if pauses(config) and not loaded.program.mutable:
+    goes_on = loaded.program.mutable or (loaded.program.waits and config.kind in HALVING)
+    if pauses(config) and not goes_on:
         found.append(
             f"{kind} pauses trials, but program {loaded.config.program} cannot go on from a saved point; use "
             "asha, hyperband or median"

@@ -79,11 +79,13 @@ class TrialProgram(Protocol):
     Attributes:
         warm: Whether a process of it may serve one trial after the other.
         mutable: Dotted keys whose values take effect anew when a trial starts from a checkpoint; empty: its trials
-            cannot be paused and copied.
+            cannot be copied, nor paused unless the program ``waits``.
+        waits: Whether a scheduler may have its trials wait, though nothing is ``mutable``.
     """
 
     warm: ClassVar[bool] = False
     mutable: ClassVar[tuple[str, ...]] = ()
+    waits: ClassVar[bool] = False
 
     def keys(self) -> tuple[str, ...]:
         """Dotted keys a space may use; a part ``NAME`` stands for any name."""

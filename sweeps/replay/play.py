@@ -114,6 +114,8 @@ class DriverPlayer:
         self.loaded = loaded
         nodes = [Node("virtual", float(workers), 0.0, 1.0)]
         self.driver = SweepDriver(loaded, MemoryDirectory(), study, nodes, workers, clock=clock)
+        # Trials that the scheduler lets wait go on from where they were.
+        self._runs: dict[str, RecordedTrial] = {}
 
     def _check(self, params: Mapping[str, Any]) -> list[str]:
         return self.loaded.program.check(self.loaded.base, params)
@@ -123,10 +125,12 @@ class DriverPlayer:
         if record is None:
             return None
         self.driver.placed(record.trial)
-        context = TrialContext(record.trial, self.loaded.base, record.params, MemoryStore())
-        run = self.loaded.program.start(context)
-        assert isinstance(run, RecordedTrial)
-        return record.trial, run
+        if record.trial not in self._runs:
+            context = TrialContext(record.trial, self.loaded.base, record.params, MemoryStore())
+            run = self.loaded.program.start(context)
+            assert isinstance(run, RecordedTrial)
+            self._runs[record.trial] = run
+        return record.trial, self._runs[record.trial]
 
     def heard(self, trial: str, result: Mapping[str, Any]) -> bool:
         goes_on = self.driver.decide(trial, result)
@@ -135,3 +139,5 @@ class DriverPlayer:
 
     def ended(self, trial: str) -> None:
         self.driver.end(trial, Outcome.COMPLETED)
+        if trial not in self.driver.paused:
+            del self._runs[trial]

@@ -23,6 +23,8 @@ class TableProgram(TrialProgram):
         table: What was recorded.
     """
 
+    waits = True
+
     def __init__(self, table: Table) -> None:
         self.table = table
 
@@ -61,7 +63,7 @@ class TableProgram(TrialProgram):
 
 
 class RecordedTrial:
-    """A run that is read out iteration by iteration.
+    """A run that is read out iteration by iteration; read anew, it goes on where it was left.
 
     Attributes:
         run: The run.
@@ -72,7 +74,8 @@ class RecordedTrial:
         self._at = 0
 
     def __iter__(self) -> Iterator[IterationMetrics]:
-        for iteration, metrics in zip(self.run.iterations, self.run.metrics, strict=True):
+        while not self.is_last:
+            iteration, metrics = self.run.iterations[self._at], self.run.metrics[self._at]
             self._at += 1
             yield IterationMetrics(iteration, metrics)
 

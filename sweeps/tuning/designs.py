@@ -27,6 +27,8 @@ from sweeps.tuning.space import suggest
 MAX_CELLS = 10_000
 # Attribute of a trial that runs another one again: that one's number.
 AGAIN = "again"
+# The attribute ``outcome`` of a proposal that was passed over.
+REJECTED = "rejected"
 
 
 class _Design(BaseSampler):

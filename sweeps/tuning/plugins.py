@@ -77,7 +77,7 @@ class SweepSearcher(_Plugin, Searcher):
     def suggest(self, trial_id: str) -> Any:
         record = self.driver.next_trial()
         if record is not None:
-            points = self.driver.scheduler.save_points(record.trial)
+            points = self.driver.save_points(record)
             own = {
                 "trial": record.trial,
                 "services": record.services,

@@ -17,7 +17,7 @@ import numpy as np
 import optuna
 from optuna.distributions import BaseDistribution
 from optuna.exceptions import ExperimentalWarning
-from optuna.samplers import BaseSampler
+from optuna.samplers import BaseSampler, RandomSampler
 from optuna.study import Study
 from optuna.trial import FrozenTrial, TrialState
 
@@ -25,9 +25,12 @@ from rlhf_core.errors import ConfigError
 from rlhf_core.imports import import_named
 from search_spaces import Float, Int, Space
 from sweeps.config import SearchConfig
-from sweeps.tuning.designs import MAX_CELLS, GridSampler, SobolSampler, cells
+from sweeps.tuning.designs import MAX_CELLS, REJECTED, GridSampler, SobolSampler, cells
 from sweeps.tuning.prior import Prior, prior_of
 
+# Proposals of a sampler that may be rejected in a row. It does not learn from them, and where what it takes for
+# good breaks a rule it would propose hardly anything else.
+MOST_REJECTED = 20
 Build = Callable[[int], BaseSampler]
 """Seed to a sampler."""
 
@@ -53,7 +56,8 @@ def make_sampler(search: SearchConfig, space: Space) -> BaseSampler:
 class PerTrial(BaseSampler):
     """Makes a sampler for each trial, and for each parameter that is drawn by itself.
 
-    So nothing of a draw depends on which others came before it in this process.
+    So nothing of a draw depends on which others came before it in this process. After ``MOST_REJECTED`` rejected
+    proposals in a row parameters are drawn uniformly, until one is not rejected.
 
     Args:
         build: Makes the sampler of a trial.
@@ -64,6 +68,8 @@ class PerTrial(BaseSampler):
     def __init__(self, build: Build, seed: int, prior: Prior | None = None) -> None:
         self._build, self._seed, self._prior = build, seed, prior
         self._joint: BaseSampler | None = None
+        # The trial that is drawn uniformly.
+        self._uniform: int | None = None
 
     def of(self, number: int, purpose: str) -> BaseSampler:
         """The sampler of a trial: for its parameters together (``purpose`` is ""), or for one of them."""
@@ -72,6 +78,9 @@ class PerTrial(BaseSampler):
     def infer_relative_search_space(
         self, study: Study, trial: FrozenTrial
     ) -> dict[str, BaseDistribution]:
+        if _is_cornered(study, trial.number):
+            self._uniform = trial.number
+            return {}
         self._joint = self.of(trial.number, "")
         return self._joint.infer_relative_search_space(study, trial)
 
@@ -88,6 +97,9 @@ class PerTrial(BaseSampler):
         param_name: str,
         param_distribution: BaseDistribution,
     ) -> Any:
+        if self._uniform == trial.number:
+            uniform = PerTrial(RandomSampler, self._seed).of(trial.number, param_name)
+            return uniform.sample_independent(study, trial, param_name, param_distribution)
         if self._prior is not None and self._prior.draws(study, trial, param_name):
             return self._prior.draw(study, trial, param_name, param_distribution)
         sampler = self.of(trial.number, param_name)
@@ -104,6 +116,14 @@ class PerTrial(BaseSampler):
         values: Sequence[float] | None,
     ) -> None:
         self.of(trial.number, "").after_trial(study, trial, state, values)
+
+
+def _is_cornered(study: Study, number: int) -> bool:
+    """Whether the proposals before trial ``number`` were rejected, so many in a row that its sampler gives way."""
+    if number < MOST_REJECTED:
+        return False
+    before = study.get_trials(deepcopy=False)[number - MOST_REJECTED : number]
+    return all(trial.user_attrs.get("outcome") == REJECTED for trial in before)
 
 
 @lru_cache(maxsize=1024)

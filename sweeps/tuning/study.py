@@ -15,7 +15,7 @@ from optuna.trial import FrozenTrial, TrialState
 from search_spaces import Space
 from sweeps.config import Constraint, SearchConfig
 from sweeps.outcomes import Outcome
-from sweeps.tuning.designs import AGAIN, GridSampler
+from sweeps.tuning.designs import AGAIN, REJECTED, GridSampler
 from sweeps.tuning.lessons import Teacher, reads_constraints, table_of
 from sweeps.tuning.samplers import make_sampler, underneath
 from sweeps.tuning.space import suggest, to_study
@@ -71,7 +71,7 @@ class Study:
         self._open: dict[int, optuna.Trial] = {}
         self._curves: defaultdict[int, dict[int, float]] = defaultdict(dict)
         self._adopted: list[int] = []
-        self.rejected = sum(t.user_attrs.get("outcome") == "rejected" for t in self._trials())
+        self.rejected = sum(t.user_attrs.get("outcome") == REJECTED for t in self._trials())
         self.add_points(search.points, "search.points")
 
     # Asking
@@ -99,7 +99,7 @@ class Study:
 
     def _reject(self, trial: optuna.Trial, problem: str) -> None:
         self.rejected += 1
-        trial.set_user_attr("outcome", "rejected")
+        trial.set_user_attr("outcome", REJECTED)
         trial.set_user_attr("reason", problem)
         self._study.tell(trial, state=TrialState.FAIL)
 

@@ -1,6 +1,6 @@
 """How well sweeps search and choose on a recorded table, at equal total budgets, against plain Tune.
 
-    python tests/benchmarks/search_quality.py [--quick] [--table FILE] [--repeats N]
+    python tests/benchmarks/search_quality.py [--quick] [--table FILE] [--repeats N] [--all]
 
 Random search, TPE without a scheduler, ASHA, this project's defaults, the defaults without the centres of the
 space (blind) and with centres in the worst place (misled), and Tune's OptunaSearch with ASHAScheduler play the
@@ -9,12 +9,16 @@ is truly good, and the full trials it spent until it had seen 90 % of the best (
 get there), with 95 % bootstrap intervals over repeats. Repeats differ by sampler seed and take the table's tuning
 seeds in turn; the last rows are paired differences, above zero where the default is better: "difference" to plain
 Tune, "centres" to blind. docs/replay.md defines the terms.
+
+With --all the defaults at 24 full trials are played with each sampler and with each scheduler in the place of
+theirs, with paired differences to the defaults; pbt and pb2 copy weights, which a table does not have.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
+import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import version
@@ -29,6 +33,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "helpers"))
 from plain_tune import TunePlayer
 
 from search_spaces import Choice, Domain, Float, Int, Scalar, Space, codec
+from sweeps.config import SAMPLERS
 from sweeps.replay.play import Clock, play
 from sweeps.replay.replay import Course, Played, in_full_trials, replay, sweep_on
 from sweeps.replay.table import Table, read_table
@@ -45,6 +50,13 @@ STRATEGIES: dict[str, dict[str, Any]] = {
     "asha": {"scheduler.kind": "asha", **ALONE},
     "default": {},
     "blind": {"search.prior": 0},
+}
+# What stands in the place of the defaults' own, tpe and median.
+INSTEAD: dict[str, dict[str, Any]] = {
+    **{name: {"search.sampler": name} for name in SAMPLERS if name != "tpe"},
+    **{name: {"scheduler.kind": name} for name in ("none", "asha", "hyperband")},
+    "asha, stop: false": {"scheduler.kind": "asha", "scheduler.stop": False},
+    "hyperband, stop: false": {"scheduler.kind": "hyperband", "scheduler.stop": False},
 }
 MISLED = "misled"
 TUNE = "plain_tune"
@@ -112,19 +124,31 @@ def compare(table: Table, judge: Truth, budget: float, repeats: int) -> dict[str
     for seed in range(repeats):
         for name, player in players.items():
             found[name].append(player(seed))
-    rows = {
-        name: {
-            "good": interval([one.good for one in played]),
-            "to_90": interval(costs(played, budget)),
-            "reached": round(float(np.mean([one.to_target is not None for one in played])), 3),
-            "spent": round(float(np.mean([one.spent for one in played])), 2),
-        }
-        for name, played in found.items()
-    }
+    rows = {name: row(played, budget) for name, played in found.items()}
     default, plain = found["default"], found[TUNE]
     rows["difference"] = difference(default, plain, budget)
     rows["centres"] = difference(default, found["blind"], budget)
     return {"rows": rows, "costs": (costs(default, budget), costs(plain, budget))}
+
+
+def row(played: Sequence[Played], budget: float) -> dict[str, Any]:
+    """What came of a strategy at one budget."""
+    return {
+        "good": interval([one.good for one in played]),
+        "to_90": interval(costs(played, budget)),
+        "reached": round(float(np.mean([one.to_target is not None for one in played])), 3),
+        "spent": round(float(np.mean([one.spent for one in played])), 2),
+    }
+
+
+def compare_all(table: Table, judge: Truth, repeats: int) -> dict[str, Any]:
+    """The defaults, and each other sampler or scheduler in their place, at the main budget."""
+    rows, found = {}, dict[str, list[Played]]()
+    for name, changes in {"default": {}, **INSTEAD}.items():
+        found[name] = [ours(table, judge, MAIN, seed, changes) for seed in range(repeats)]
+        gain = difference(found[name], found["default"], MAIN)
+        rows[name] = row(found[name], MAIN) | {"gain": gain}
+    return rows
 
 
 def difference(
@@ -141,10 +165,16 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--table", type=Path, default=Path("tiny"), help="a recorded table")
     parser.add_argument("--repeats", type=int)
+    parser.add_argument("--all", action="store_true", help="each sampler and scheduler instead")
     args = parser.parse_args()
     table = read_table(args.table)
     judge = truth(table, table.header.objective, ascending=False)
     repeats = args.repeats or (QUICK if args.quick else REPEATS)
+    if args.all:
+        rows = compare_all(table, judge, repeats)
+        told = {"name": "strategies", "table": str(args.table), "repeats": repeats, "budget": MAIN}
+        print(json.dumps({**told, "cost": table.header.cost, "rows": rows}))
+        return
     found = {budget: compare(table, judge, budget, repeats) for budget in BUDGETS}
     ahead = all(
         found[budget]["rows"]["difference"][what][1] > 0

@@ -6,7 +6,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import optuna
 import pytest
@@ -14,6 +14,7 @@ from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 
 import analysis
+from sweeps.config import SAMPLERS, SchedulerConfig
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -73,6 +74,21 @@ def test_the_benchmark_of_search_quality_plays_every_strategy() -> None:
             assert float(budget) - 1 <= rows[name]["spent"] <= float(budget) + 0.01, (budget, name)
             low, high = rows[name]["good"][1:]
             assert 0 <= low <= high <= 1
+
+
+@pytest.mark.long
+def test_the_benchmark_of_search_quality_plays_every_sampler_and_scheduler() -> None:
+    done = subprocess.run(
+        [sys.executable, "tests/benchmarks/search_quality.py", "--all", "--repeats", "2"],
+        cwd=ROOT, check=True, capture_output=True, text=True,
+    )  # fmt: skip
+    rows = json.loads(done.stdout.splitlines()[-1])["rows"]
+    kinds = get_args(SchedulerConfig.model_fields["kind"].annotation)
+    assert {name.partition(",")[0] for name in rows} == (
+        {*SAMPLERS, *kinds, "default"} - {"tpe", "median", "pbt", "pb2"}
+    )
+    assert all(22.5 <= row["spent"] <= 24 for row in rows.values())
+    assert rows["default"]["gain"] == {"good": [0, 0, 0], "to_90": [0, 0, 0]}
 
 
 @pytest.mark.long

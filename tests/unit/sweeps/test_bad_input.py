@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -117,3 +119,75 @@ def test_a_folder_in_place_of_a_file_is_bad_input(
 ) -> None:
     (tmp_path / "sweep.json").mkdir()
     assert str(tmp_path) in refused(["status", str(tmp_path)], capsys)
+
+
+SPACE = {"ppo.kl.coef": {"float": [0.01, 0.1], "log": True}}
+LORA = {"extends": "tiny", "model": {"lora": {"rank": 4, "targets": ["q_prj"]}}}
+ZERO = {
+    "extends": "tiny",
+    "optim": {"engine": "deepspeed", "zero_stage": 3},
+    "resources": {"layout": "split", "roles": {"rollout": {"memory_gb": 0.2}}},
+}
+SWEEPS: dict[str, tuple[dict[str, Any], str]] = {
+    "a key that does not exist": (
+        {"space": {"ppo.clip_low": {"float": [0.1, 0.3]}}},
+        "unknown key 'ppo.clip_low'; did you mean 'ppo.clip_range_low'",
+    ),
+    "bounds reversed": (
+        {"space": {"ppo.lam": {"float": [0.99, 0.9]}}},
+        "ppo.lam: low < high must hold, got low=0.99 and high=0.9",
+    ),
+    "a log domain from 0": (
+        {"space": {"ppo.kl.coef": {"float": [0, 0.1], "log": True}}},
+        "a log domain needs low > 0",
+    ),
+    "a metric that no trial reports": (
+        {"search": {"objective": "eval/heldot"}},
+        "no metric 'eval/heldot'; did you mean 'eval/heldout'",
+    ),
+    "a storage that cannot be reached": (
+        {"storage": {"study": "postgresql://joe:secret@127.0.0.1:1/studies"}},
+        "storage.study: postgresql://joe:***@127.0.0.1:1/studies cannot be used",
+    ),
+    "a model that is no policy": (
+        {"base": {"extends": "tiny", "model": {"policy": "{model}"}}},
+        "is an encoder and a decoder, but a policy continues its prompt",
+    ),
+    "a target that no module has": (
+        {"base": LORA},
+        "'q_prj' matches no linear layer of the model; did you mean 'q_proj'",
+    ),
+    "full weights beside ZeRO-3 that do not fit": (
+        {"base": ZERO},
+        "resources.roles.rollout.memory_gb: a worker of rollout needs about",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", SWEEPS)
+def test_a_sweep_that_cannot_work_is_refused_before_anything_starts(
+    case: str, builtin_task: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = tmp_path / "t5"
+    model.mkdir()
+    kind = {"architectures": ["T5ForConditionalGeneration"], "is_encoder_decoder": True}
+    (model / "config.json").write_text(json.dumps({"model_type": "t5", **kind}))
+    (model / "model.safetensors").touch()
+    values, line = SWEEPS[case]
+    cluster = {"rehearse": {"cpus": 16, "gpus": 4}}
+    usual = {"base": "tiny", "space": SPACE, "cluster": cluster}
+    text = json.dumps({**usual, **values}).replace("{model}", str(model))
+    (tmp_path / "sweep.yaml").write_text(text)
+    out = tmp_path / "run"
+    assert line in refused(["run", str(tmp_path / "sweep.yaml"), "--out", str(out)], capsys)
+    assert not out.exists()
+
+
+@pytest.mark.parametrize("command", ["status", "best", "report", "resume"])
+def test_a_directory_of_a_newer_release_is_not_read(
+    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    document = json.loads((RECORDED / "sweep.json").read_text())
+    (tmp_path / "sweep.json").write_text(json.dumps({**document, "schema_version": 99}))
+    assert "has schema version 99, this " in refused([command, str(tmp_path)], capsys)
+    assert [file.name for file in tmp_path.iterdir()] == ["sweep.json"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import multiprocessing
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,13 @@ OUTCOMES = (Outcome.COMPLETED, Outcome.COMPLETED, Outcome.STOPPED, Outcome.DIVER
 def from_random(seed: int, **options: Any) -> BaseSampler:
     """What a user's own module may have."""
     return optuna.samplers.RandomSampler(seed=seed, **options)
+
+
+class Stubborn(optuna.samplers.RandomSampler):
+    """Proposes one value of each number."""
+
+    def sample_independent(self, study: Any, trial: Any, name: str, distribution: Any) -> Any:
+        return distribution.high
 
 
 def nothing(seed: int) -> str:
@@ -347,3 +355,33 @@ def test_sobol_covers_better_than_chance(tmp_path: Path) -> None:
     asked = [ask(study)[1]["coef"] for _ in range(32)]
     # Of a sequence of 2^5 points each 32nd part holds exactly one.
     assert sorted(int(value * 32) for value in asked) == list(range(32))
+
+
+def test_a_sampler_whose_proposals_are_all_refused_gives_way_to_chance(tmp_path: Path) -> None:
+    space = Space({"coef": Parameter(Float(0.0, 1.0))})
+    config = SearchConfig(sampler=f"{OWN}Stubborn", seed=5)
+    seen: list[float] = []
+
+    def check(params: Mapping[str, Any]) -> list[str]:
+        seen.append(params["coef"])
+        if len(seen) == stop:
+            raise KeyboardInterrupt
+        return ["too large"] if params["coef"] > 0.5 else []
+
+    def play(folder: Path, asked: int) -> list[tuple[int, dict[str, Any]]]:
+        folder.mkdir(exist_ok=True)
+        study = Study(folder, "s", config, space, check)
+        for number in study.open_numbers():
+            study.adopt(number)
+        return [ask(study) for _ in range(asked)]
+
+    stop = 0
+    whole = play(tmp_path / "whole", 1)
+    assert whole[0][1]["coef"] <= 0.5
+    assert seen[:20] == [1.0] * 20
+    assert 1.0 not in seen[20:]
+    # A driver that is gone in the middle of such a row changes nothing.
+    seen, stop = [], 15
+    with pytest.raises(KeyboardInterrupt):
+        play(tmp_path / "parts", 1)
+    assert play(tmp_path / "parts", 1) == whole

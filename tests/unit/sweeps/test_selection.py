@@ -23,6 +23,7 @@ from sweeps.outcomes import Outcome
 from sweeps.record import RunDirectory
 from sweeps.results import chosen
 from sweeps.trial_record import TrialRecord
+from sweeps.tuning.plugins import DRIVERS, SweepSearcher
 from sweeps.tuning.study import Study
 
 RULE = Rule(top=4, seeds=3, share=0.35)
@@ -191,6 +192,21 @@ def test_a_scheduler_neither_stops_nor_counts_test_runs(tmp_path: Path) -> None:
     assert test.of is not None
     assert driver.decide(test.trial, {"iteration": 3, "script/loss": 99.0})
     assert test.trial not in driver.scheduler._seen
+
+
+def test_a_test_run_is_in_no_bracket_of_hyperband(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driver = make(tmp_path, scheduler={"kind": "hyperband"})
+    for loss in (3.0, 1.0, 2.0):
+        run(driver, driver.next_trial(), loss)
+    monkeypatch.setitem(DRIVERS, "key", driver)
+    asked = SweepSearcher("key", {}).suggest("a trial of Tune")
+    assert driver.problems == []
+    assert driver.records[asked["trial"]].of == "t0001"
+    assert asked["save_points"] is None
+    assert not driver.decide(asked["trial"], {"iteration": 1, "script/loss": float("nan")})
+    assert driver.records[asked["trial"]].outcome is Outcome.DIVERGED
 
 
 def test_a_budget_in_full_trials_covers_search_and_test_runs(tmp_path: Path) -> None:

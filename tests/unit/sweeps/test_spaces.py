@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import random
 import re
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -399,3 +402,15 @@ def test_a_parameter_may_be_called_almost_like_a_word() -> None:
         {"rule": {"int": [1, 2]}, "extend": {"choice": [1, 2]}}, "sweep", lambda: None
     )
     assert set(space) == {"rule", "extend"}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("sampler", ["random", "tpe"])
+def test_no_preset_hands_out_what_breaks_a_rule(sampler: str) -> None:
+    root = Path(__file__).resolve().parents[3]
+    script = [sys.executable, "tests/benchmarks/rejections.py", "--quick", "--sampler", sampler]
+    done = subprocess.run(script, cwd=root, check=True, capture_output=True, text=True)
+    found = json.loads(done.stdout.splitlines()[-1])["presets"]
+    assert found.keys() == set(presets.names())
+    assert {(one["handed_out"], one["broken"]) for one in found.values()} == {(20, 0)}
+    assert found["joint"]["passed_over"] > 0

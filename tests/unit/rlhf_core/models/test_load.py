@@ -6,6 +6,7 @@ import json
 import shutil
 from pathlib import Path
 
+import huggingface_hub
 import pytest
 import torch
 from tiny_models import Zoo, byte_level, characters
@@ -66,6 +67,20 @@ def test_an_unknown_architecture_is_named(tmp_path: Path) -> None:
 def test_a_missing_folder_is_named_offline() -> None:
     with pytest.raises(ConfigError, match=r"model\.policy: 'no-such/model' cannot be loaded"):
         load_policy("no-such/model", "float32", CPU)
+
+
+def test_a_hub_id_is_read_from_the_local_cache(
+    zoo: Zoo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, revision = tmp_path / "models--some-org--small", "c0ffee" * 6 + "c0ff"
+    shutil.copytree(zoo.policies["Llama"], folder / "snapshots" / revision)
+    (folder / "refs").mkdir()
+    (folder / "refs" / "main").write_text(revision)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
+    config = trial_config(zoo, model__policy="some-org/small")
+    found, named = (role("learner", c).model.state_dict() for c in (config, trial_config(zoo)))
+    assert found.keys() == named.keys()
+    assert all(torch.equal(tensor, named[name]) for name, tensor in found.items())
 
 
 def test_tied_weights_are_no_missing_weights(zoo: Zoo) -> None:

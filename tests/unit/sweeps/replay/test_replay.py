@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from tables import make_table
 
+from rlhf_core.errors import ConfigError
 from sweeps.cli import main
 from sweeps.outcomes import Outcome
 from sweeps.replay.play import Clock, DriverPlayer, play
@@ -97,6 +98,28 @@ def test_the_same_seed_plays_the_same_sweep(table: Table) -> None:
     )
     assert first == again
     assert first != other
+
+
+@pytest.mark.parametrize("kind", ["asha", "hyperband"])
+def test_trials_that_wait_at_a_rung_go_on_where_they_were(kind: str, table: Table) -> None:
+    changes = {"scheduler.kind": kind, "scheduler.stop": False, **in_full_trials(24)}
+    loaded = sweep_on(table, None, {**changes, "search.sampler": "random"})
+    player = DriverPlayer(loaded, Clock(), 4)
+    seen: dict[str, list[int]] = {}
+    for step in play(player, player.driver.clock, 4):
+        seen.setdefault(step.trial, []).append(step.iteration)
+    records = player.driver.records
+    # Nothing runs twice, and nothing is left out.
+    assert all(found == list(range(len(found))) for found in seen.values())
+    assert sum(r.holds > 0 and r.outcome is Outcome.COMPLETED for r in records.values()) > 2
+    assert sum(len(found) - 1 for found in seen.values()) <= 24 * 16
+    assert all(record.ended for record in records.values())
+
+
+def test_populations_cannot_be_played(table: Table) -> None:
+    changes = {"scheduler.kind": "pbt", "search.sampler": "random"}
+    with pytest.raises(ConfigError, match="'pbt' pauses trials, but program"):
+        sweep_on(table, None, changes)
 
 
 def test_a_recorded_divergence_ends_its_trial_as_diverged(table: Table) -> None:
