@@ -6,6 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+# The parameter in which runs of one configuration differ.
+SEED = "seed"
+
 
 @dataclass(frozen=True)
 class Axis:

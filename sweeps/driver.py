@@ -461,13 +461,22 @@ class SweepDriver:
         self.directory.ledger(line, durable=record.ended)
 
 
+class _Named(dict[str, bool]):
+    """Whether a name is one of a metric: asked for the same names again with each result."""
+
+    def __missing__(self, key: str) -> bool:
+        self[key] = found = "/" in key and not key.startswith("config/")
+        return found
+
+
+_IS_METRIC = _Named()
+
+
 def numbers(result: Mapping[str, Any]) -> dict[str, float]:
     """The metrics of a Tune result: numbers whose name has a group."""
     return {
         key: float(value)
         for key, value in result.items()
-        if "/" in key
-        and isinstance(value, NUMBER)
-        and not isinstance(value, bool)
-        and not key.startswith("config/")
+        if _IS_METRIC[key]
+        and (type(value) is float or (isinstance(value, NUMBER) and not isinstance(value, bool)))
     }

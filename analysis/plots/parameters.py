@@ -13,8 +13,7 @@ from analysis.names import axis_label, no_such, shorten
 from analysis.plots import style
 from analysis.plots.learning_curves import best_or_none
 from analysis.plots.scales import positions, set_scale
-from analysis.space import Axis
-from analysis.statistics.seeds import SEED
+from analysis.space import SEED, Axis
 from rlhf_core.errors import ConfigError
 
 if TYPE_CHECKING:

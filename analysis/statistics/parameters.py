@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import numpy as np
 import pandas as pd
 
-from analysis.space import Axis
-from analysis.statistics.seeds import SEED
+from analysis.space import SEED, Axis
 from analysis.sweep import Sweep
 from rlhf_core.errors import ConfigError
 

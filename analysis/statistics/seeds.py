@@ -8,11 +8,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
+from analysis.space import SEED
 from analysis.statistics.robust import bootstrap
 from analysis.sweep import Sweep
 from rlhf_core.errors import ConfigError
-
-SEED = "seed"
 
 
 class SeedNoise(NamedTuple):

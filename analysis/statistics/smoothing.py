@@ -14,8 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from analysis.space import Axis
-from analysis.statistics.seeds import SEED
+from analysis.space import SEED, Axis
 
 Floats = NDArray[np.float64]
 

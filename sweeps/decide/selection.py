@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 # Fewer gain less than the trials of the search that they cost; a comparison needs at least two.
@@ -32,22 +33,28 @@ class Rule:
         As many runs as there are, of equally many the ones with more finalists; (0, 0) where not even three
         finalists on two seeds (or what is asked for, where that is less) are paid for.
         """
-        # A share that pays for exactly so many runs must not miss one by a rounding error.
-        paid = self.share * spent + 1e-9
-        finalists = max(PAIR, min(FEWEST_FINALISTS, self.top))
-        seeds = max(1, min(FEWEST_SEEDS, self.seeds))
-        found = [
-            (m, n)
-            for m in range(finalists, self.top + 1)
-            for n in range(seeds, self.seeds + 1)
-            if m * n <= paid
-        ]
-        return max(found, key=lambda pair: (pair[0] * pair[1], pair[0]), default=(0, 0))
+        return _runs(self, spent)
 
     def search_part(self, total: float) -> float:
         """What the search may cost of ``total`` full trials, so that its test runs fit in the rest."""
         finalists, seeds = self.runs(total / (1.0 + self.share))
         return total - finalists * seeds
+
+
+# What the search may cost is asked for with each result, of the same budget.
+@lru_cache(maxsize=64)
+def _runs(rule: Rule, spent: float) -> tuple[int, int]:
+    # A share that pays for exactly so many runs must not miss one by a rounding error.
+    paid = rule.share * spent + 1e-9
+    finalists = max(PAIR, min(FEWEST_FINALISTS, rule.top))
+    seeds = max(1, min(FEWEST_SEEDS, rule.seeds))
+    found = [
+        (m, n)
+        for m in range(finalists, rule.top + 1)
+        for n in range(seeds, rule.seeds + 1)
+        if m * n <= paid
+    ]
+    return max(found, key=lambda pair: (pair[0] * pair[1], pair[0]), default=(0, 0))
 
 
 class Candidate(NamedTuple):
