@@ -68,9 +68,8 @@ def smoothed_of(sweep: Sweep, trial: str) -> float | None:
 
 
 def ranked_by(sweep: Sweep) -> str:
-    """That ranks are by smoothed values, in a line; "" where they are not, or test runs decide over the first."""
-    if sweep.smoothed is None or fresh_runs(sweep):
+    """That ranks are by smoothed values, in a line; "" where they are not."""
+    if sweep.smoothed is None:
         return ""
-    return (
-        "ranked by values smoothed over the parameters: what a trial would reach on an average seed"
-    )
+    others = "trials without test runs are " if fresh_runs(sweep) else ""
+    return f"{others}ranked by values smoothed over the parameters: what each would reach on an average seed"

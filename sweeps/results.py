@@ -97,8 +97,19 @@ def _judge(
                 _config(directory, best), open_store(f"{root}/{best}"), selection.model_dump()
             )
     except RlhfError as error:
-        notes.append(f"judgement: {error}")
+        kept, text = _judged_before(directory, best), f"{error}".removeprefix("judgement: ")
+        notes.append(f"judgement: {text}" + ("; the former one is kept" if kept else ""))
+        return kept
+
+
+def _judged_before(directory: Path, trial: str) -> dict[str, Any] | None:
+    """The judgement of the trial that ``best.json`` holds, such as one whose checkpoint is gone since."""
+    try:
+        document = json.loads((directory / "best.json").read_text())
+    except (OSError, ValueError):
         return None
+    held = isinstance(document, dict) and document.get("trial") == trial
+    return document.get("judgement") if held else None
 
 
 def _config(directory: Path, trial: str) -> dict[str, Any]:

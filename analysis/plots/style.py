@@ -23,6 +23,8 @@ DPI = 200
 TEXT = 9.0
 ITERATION = "iteration"
 SMALL = 8.0
+# Numbers whose distance may have no number cannot be drawn to scale.
+LARGEST = 1e300
 INK = "#333333"
 FAINT = "#8a8a8a"
 GRID = "#e9e9e9"
@@ -101,6 +103,7 @@ def robust_limits(values: Any, keep: Any = (), pad: float = 0.06) -> tuple[float
     finite = finite[np.isfinite(finite)]
     if not finite.size:
         return None
+    finite = np.clip(finite, -LARGEST, LARGEST)
     low, high = np.quantile(finite, [0.25, 0.75])
     if high > low:
         reach = 4.0 * (high - low)
@@ -110,6 +113,7 @@ def robust_limits(values: Any, keep: Any = (), pad: float = 0.06) -> tuple[float
     held = np.asarray(keep, dtype=np.float64)
     held = held[np.isfinite(held)]
     if held.size:
+        held = np.clip(held, -LARGEST, LARGEST)
         low, high = min(low, held.min()), max(high, held.max())
     span = (high - low) or abs(high) or 1.0
     return float(low - pad * span), float(high + pad * span)

@@ -39,7 +39,8 @@ class Run(NamedTuple):
     Attributes:
         params: Its parameters by dotted key; an inactive one is left out.
         value: The objective it reached last, finite.
-        whole: Whether it completed. One that was cut off tells what is worse, and is not smoothed itself.
+        whole: Whether it completed. One that was cut off is not smoothed itself; it tells which parameters are
+            worse, but not how much, as its value is an early one.
     """
 
     params: Mapping[str, Any]
@@ -53,6 +54,7 @@ def smoothed(
     """What each run's value would be on an average seed, as far as its parameters tell.
 
     Runs of equal parameters and seed are one run told twice: they count once, by the mean of those that completed.
+    Runs that were cut off count where they are no more than the whole ones: many early values would set the level.
 
     Args:
         runs: In the order of the search.
@@ -61,19 +63,26 @@ def smoothed(
 
     Returns:
         [runs], in the unit of the values, NaN of what was cut off; equal for equal parameters. None where nothing
-        can be said: fewer than five different whole runs, no parameter that varies, or equal values.
+        can be said: fewer than five different whole runs, no parameter that varies, equal values, or numbers too
+        large to compute with.
     """
     told, values = _told_once(runs)
-    points = encoded([run.params for run in runs], axes)
     whole = np.array([run.whole for run in runs], dtype=bool)
-    if whole[told].sum() < FEWEST or not points.shape[1] or np.ptp(values) == 0:
+    if 2 * whole[told].sum() < len(told):
+        told, values = [i for i in told if whole[i]], values[whole[told]]
+    if whole[told].sum() < FEWEST or values.max() == values.min():
         return None
     sign = -1.0 if ascending else 1.0
-    # Equal points get one and the same number, whatever the order of sums.
-    places, place_of = np.unique(points, axis=0, return_inverse=True)
-    means = sign * _posterior(points[told], _without_crashes(sign * values), places)
-    found: Floats = np.where(whole, means[place_of.reshape(-1)], np.nan)
-    return found
+    with np.errstate(over="ignore", invalid="ignore"):
+        points = encoded([run.params for run in runs], axes)
+        if not points.shape[1] or not np.isfinite(points).all():
+            return None
+        # Equal points get one and the same number, whatever the order of sums.
+        places, place_of = np.unique(points, axis=0, return_inverse=True)
+        scale = float(np.abs(values).max())
+        means = _posterior(points[told], _without_crashes(sign * values / scale), places)
+        found: Floats = np.where(whole, sign * scale * means[place_of.reshape(-1)], np.nan)
+    return found if np.isfinite(found[whole]).all() else None
 
 
 def _told_once(runs: Sequence[Run]) -> tuple[list[int], Floats]:

@@ -35,7 +35,7 @@ def register(subparsers: Any) -> None:
         "table",
         type=path_argument,
         metavar="TABLE",
-        help="a recorded table (Parquet), or tiny: 240 configurations of the built-in task",
+        help="a recorded table (Parquet), or tiny or epochs: 240 and 108 configurations of the built-in task",
     )
     parser.add_argument(
         "--sweep",

@@ -92,7 +92,7 @@ def run_best(args: argparse.Namespace) -> int:
         "value": float(sweep.trials.loc[trial, "value"]),
         "smoothed": smoothed_of(sweep, trial),
         "objectives": objectives_of(sweep, trial),
-        "front": analysis.front(sweep),
+        "front": analysis.front(sweep) if len(sweep.objectives) > 1 else [trial],
         "params": params,
         "test": tested_as(sweep, trial),
         "cheapest": None if found is None else found._asdict(),

@@ -292,4 +292,32 @@ def test_test_runs_stand_above_smoothed_values(tmp_path: Path) -> None:
     board = analysis.leaderboard(sweep)
     assert board["trial"].tolist()[:2] == ["t0001", "t0008"]
     assert board["smoothed"].iloc[2:].is_monotonic_decreasing
-    assert "ranked by values smoothed" not in text(analysis.render_leaderboard(sweep))
+    shown = text(analysis.render_leaderboard(sweep)).replace("\n", " ")
+    assert "trials without test runs are ranked by values smoothed over the parameters" in shown
+
+
+def test_early_values_count_only_where_they_are_no_more_than_whole_ones() -> None:
+    whole = runs_on([0.2, 0.5, 0.9, 0.7, 0.3, 0.6])
+    early = [Run({"x": x}, 0.0, False) for x in np.linspace(0.81, 0.99, 7).tolist()]
+    alone = smoothed(whole, LINE)
+    assert alone is not None
+    few, many = smoothed([*whole, *early[:6]], LINE), smoothed([*whole, *early], LINE)
+    assert few is not None
+    assert many is not None
+    # Six say that the right end is bad; seven would say that everything is.
+    assert few[5] < alone[5]
+    assert many[:6].tolist() == alone.tolist()
+    assert np.isnan(many[6:]).all()
+
+
+@pytest.mark.filterwarnings("error")
+def test_huge_numbers_are_smoothed_or_told_as_they_are() -> None:
+    values = [0.0, 0.1, 1.0, 0.05, 0.1, 0.7]
+    small = smoothed(runs_on(values), LINE)
+    assert small is not None
+    huge = smoothed(runs_on([v * 1e299 for v in values]), LINE)
+    assert huge == pytest.approx(small * 1e299)
+    opposite = smoothed(runs_on([1.7e308, -1.7e308, 0.0, 1.0, 2.0, 3.0]), LINE)
+    assert opposite is None or np.isfinite(opposite).all()
+    wide = {"x": Axis("x", "float", low=-1e308, high=1.7e308)}
+    assert smoothed(runs_on(values, [-1e308, 0.0, 1.0, 1e308, 1.5e308, 1.7e308]), wide) is None

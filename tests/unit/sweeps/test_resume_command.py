@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -95,3 +96,21 @@ def test_a_sweep_of_which_nothing_is_left_starts_no_cluster(
     assert main(argv) == 0
     assert "nothing was left to run: all 1 trials have ended" in capsys.readouterr().out
     assert json.loads((out / "best.json").read_text())["trial"] == "t0000"
+
+
+@pytest.mark.long
+def test_a_judgement_that_cannot_be_made_again_is_kept(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # Recorded without its checkpoints.
+    recorded = Path(__file__).resolve().parents[3] / "analysis/notebooks/data/quickstart"
+    shutil.copytree(recorded, tmp_path / "run")
+    assert main(["resume", str(tmp_path / "run")]) == 0
+    before, after = (
+        json.loads((d / "best.json").read_text()) for d in (recorded, tmp_path / "run")
+    )
+    assert after["trial"] == before["trial"]
+    assert after["judgement"] == before["judgement"] is not None
+    said = " ".join(capsys.readouterr().out.split())
+    assert "judgement: there is no checkpoint" in said
+    assert "the former one is kept" in said
