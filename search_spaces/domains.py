@@ -361,11 +361,15 @@ def _range_problems(low: float, high: float, log: object, step: float | None) ->
             f"low < high must hold, got low={low!r} and high={high!r}; "
             "swap them, or use a constant for a single value"
         )
+    elif math.isinf(high - low):
+        problems.append(
+            f"high - low must be a number, got low={low!r} and high={high!r}; narrow the range"
+        )
     if step is None:
         return problems
     if step <= 0:
         problems.append(f"step must be above 0, got step={step!r}; use a positive step")
-    elif low < high and not _on_grid(high - low, step):
+    elif 0 < high - low < math.inf and not _on_grid(high - low, step):
         last = low + math.floor((high - low) / step) * step
         problems.append(
             f"step must divide high - low, got low={low!r}, high={high!r} and step={step!r}; "

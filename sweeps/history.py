@@ -260,6 +260,10 @@ def read_config(directory: Path) -> dict[str, Any]:
     try:
         document = orjson.loads(path.read_bytes())
     except (FileNotFoundError, NotADirectoryError):
+        if (directory / "packed.json").exists():
+            raise ConfigError(
+                f"{directory} is a packed sweep, which can be read and not go on; name the directory it came from"
+            ) from None
         raise ConfigError(
             f"{directory} holds no sweep.json; name a directory that `rlhf-sweep run` wrote"
         ) from None

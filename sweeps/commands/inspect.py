@@ -49,6 +49,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _directory(directory: Path, trial: str | None) -> Iterator[str]:
     import analysis
+    from analysis.packed import is_packed
     from sweeps.busy import busy_lines
 
     sweep = analysis.load(directory)
@@ -61,7 +62,8 @@ def _directory(directory: Path, trial: str | None) -> Iterator[str]:
         )
     chosen = list(records) if trial is None else [trial]
     if not chosen:
-        yield f"no trial of {directory} has been placed yet"
+        packed = "; a packed sweep keeps the node of each worker alone: load(...).placements"
+        yield f"no placement of a trial in {directory}{packed if is_packed(directory) else ' yet'}"
         return
     services = _services(directory)
     if len(chosen) == 1:

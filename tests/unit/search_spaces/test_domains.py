@@ -36,6 +36,8 @@ def test_contains(domain: Any, inside: list[object], outside: list[object]) -> N
     [
         (Float, {"low": 2, "high": 1}, "low < high must hold, got low=2.0 and high=1.0"),
         (Float, {"low": 1, "high": 1}, "low < high must hold"),
+        (Float, {"low": -1e308, "high": 1.7e308}, "high - low must be a number"),
+        (Float, {"low": -1e308, "high": 1.7e308, "step": 1}, "high - low must be a number"),
         (Float, {"low": 0, "high": 1, "log": True}, "a log domain needs low > 0, got low=0.0"),
         (Float, {"low": 0.1, "high": 1, "log": True, "step": 0.1}, "takes no step"),
         (Float, {"low": 0, "high": 1, "step": 0.3}, "step must divide high - low"),
