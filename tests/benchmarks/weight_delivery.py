@@ -28,7 +28,8 @@ from transformers import LlamaForCausalLM
 
 from rlhf_core.config import TrialConfig, apply
 from rlhf_core.runtime.placement import Bundle, PlacementPlan, WorkerPlace
-from rlhf_core.runtime.ray_runtime import RayRuntime, bundle_resources
+from rlhf_core.runtime.placement.plan import bundle_resources
+from rlhf_core.runtime.ray_runtime import RayRuntime
 from rlhf_core.types import CallContext
 
 ROOT = Path(__file__).resolve().parents[2]
